@@ -1,0 +1,78 @@
+//! A message: an event with its destination, headers and body decided, ready for a sink.
+
+use crate::Event;
+use bytes::Bytes;
+use std::sync::Arc;
+
+/// What a sink sends. The id is `event.event_id()`, the ordering key `event.aggregate_id()`.
+#[derive(Clone, Debug)]
+pub struct Message {
+    pub event: Event,
+    /// Topic, exchange, subject or URL.
+    pub destination: Arc<str>,
+    pub headers: Headers,
+    /// `None`: the event's own payload, byte for byte. `Some`: an envelope built around it.
+    pub body: Option<Bytes>,
+}
+
+impl Message {
+    /// The bytes to send; `None` is a tombstone.
+    pub fn body(&self) -> Option<&[u8]> {
+        self.body.as_deref().or_else(|| self.event.payload())
+    }
+    /// What the message takes on the way, roughly: the unit of `bytes_max`.
+    pub fn bytes(&self) -> usize {
+        self.body().map_or(0, <[u8]>::len) + self.headers.bytes() + self.event.aggregate_id().len() + 64
+    }
+}
+
+/// Header names and values in one buffer, in order; a name may repeat.
+///
+/// ```
+/// let mut headers = postbox_engine::Headers::default();
+/// headers.push("event_type", b"order.placed");
+/// assert_eq!(headers.iter().collect::<Vec<_>>(), [("event_type", &b"order.placed"[..])]);
+/// ```
+#[derive(Clone, Default, PartialEq)]
+pub struct Headers(Vec<u8>);
+
+impl Headers {
+    pub fn with_capacity(bytes: usize) -> Headers {
+        Headers(Vec::with_capacity(bytes))
+    }
+    pub fn push(&mut self, name: &str, value: &[u8]) {
+        for part in [name.as_bytes(), value] {
+            let length = u32::try_from(part.len()).expect("a header is smaller than 4 GiB");
+            self.0.extend_from_slice(&length.to_le_bytes());
+            self.0.extend_from_slice(part);
+        }
+    }
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        let mut rest = &self.0[..];
+        std::iter::from_fn(move || {
+            let name = take(&mut rest)?;
+            let value = take(&mut rest).expect("a value follows each name");
+            Some((std::str::from_utf8(name).expect("names are made from str"), value))
+        })
+    }
+    pub fn get(&self, name: &str) -> Option<&[u8]> {
+        self.iter().find(|(n, _)| *n == name).map(|(_, v)| v)
+    }
+    pub fn bytes(&self) -> usize {
+        self.0.len()
+    }
+}
+
+fn take<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let (length, tail) = rest.split_first_chunk::<4>()?;
+    let (part, tail) = tail.split_at(u32::from_le_bytes(*length) as usize);
+    *rest = tail;
+    Some(part)
+}
+
+impl std::fmt::Debug for Headers {
+    /// Names only: values may be secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.iter().map(|(n, _)| n)).finish()
+    }
+}

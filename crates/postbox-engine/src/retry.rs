@@ -1,0 +1,66 @@
+//! When to try again: exponential, with full jitter, capped, and not for ever.
+
+use crate::{SendError, SendErrorKind, Verdict};
+use std::time::Duration;
+
+/// The retry policy of a stream.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Retry {
+    /// The ceiling of the first pause.
+    pub base: Duration,
+    /// The ceiling of every pause.
+    pub pause_max: Duration,
+    /// Answers about the event, the first included, before it is dead; at least one.
+    pub attempts_max: u32,
+}
+
+impl Default for Retry {
+    /// Twelve attempts in about a quarter of an hour: most outages of a consumer end, or are noticed, by then.
+    fn default() -> Retry {
+        Retry { base: Duration::from_millis(200), pause_max: Duration::from_secs(300), attempts_max: 12 }
+    }
+}
+
+impl Retry {
+    /// A pause after `failures` failures in a row (one or more): uniform in zero to min(pause_max, base * 2^(n-1)).
+    /// "Full jitter" of Marc Brooker, Exponential Backoff And Jitter, 2015.
+    pub fn pause(&self, failures: u32, rng: &mut Rng) -> Duration {
+        let ceiling = self.base.saturating_mul(1 << failures.saturating_sub(1).min(24)).min(self.pause_max);
+        ceiling.mul_f64(rng.unit())
+    }
+
+    /// The verdict on an event after an answer about it, `attempts` answers with this one.
+    pub fn verdict(&self, attempts: u32, error: &SendError, rng: &mut Rng) -> Verdict {
+        let text = error.message.as_str().into();
+        if error.kind == SendErrorKind::Rejected || attempts >= self.attempts_max {
+            return Verdict::Dead { attempts, error: text };
+        }
+        let after = self.pause(attempts, rng).max(error.retry_after.unwrap_or_default());
+        Verdict::Retry { after, attempts, error: text }
+    }
+}
+
+/// A small seeded generator (SplitMix64, Steele et al. 2014): the engine has no randomness but what is passed in.
+#[derive(Clone, Debug)]
+pub struct Rng(u64);
+
+impl Rng {
+    pub fn new(seed: u64) -> Rng {
+        Rng(seed)
+    }
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+    /// Uniform in 0 (inclusive) to 1 (exclusive).
+    pub fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+    /// Uniform in 0 to `below` (exclusive); zero for zero.
+    pub fn below(&mut self, below: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(below)) >> 64) as u64
+    }
+}

@@ -1,0 +1,115 @@
+//! Where events come from, and where their fate is recorded. A source owns one stream's shard by a fenced lease.
+
+use crate::Event;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Where events come from. One value serves one shard of one stream for one relay; the relay calls `acquire`
+/// first, and again after every error. See the suite in `postbox-testkit` for the rules that each source must pass.
+pub trait Source: Send + Sync + 'static {
+    /// Waits until the lease is ours, as long as another relay holds it; then reads all state anew. Returns for how
+    /// long the lease is proven, counted from before the request was sent. Safe to drop.
+    fn acquire(&self) -> impl Future<Output = Result<Duration, SourceError>> + Send;
+
+    /// Proves the lease again and prolongs it; returns as `acquire` does.
+    ///
+    /// # Errors
+    /// `LeaseLost` when another relay has it.
+    fn renew(&self) -> impl Future<Output = Result<Duration, SourceError>> + Send;
+
+    /// Waits for ready events and takes them: a prefix of each key's unsettled events. Never empty. Safe to drop: a
+    /// dropped claim has taken nothing.
+    fn claim(&self, limit: ClaimLimit) -> impl Future<Output = Result<Claim, SourceError>> + Send;
+
+    /// Records verdicts, all or none, fenced by the lease's epoch. Repeating is harmless.
+    ///
+    /// # Errors
+    /// `LeaseLost`: nothing was recorded.
+    fn settle(&self, settlements: &[Settlement]) -> impl Future<Output = Result<(), SourceError>> + Send;
+
+    /// Gives the lease back, so that another relay takes over at once. Harmless without a lease.
+    fn release(&self) -> impl Future<Output = Result<(), SourceError>> + Send;
+}
+
+/// How much a relay is ready to take.
+#[derive(Clone, Copy, Debug)]
+pub struct ClaimLimit {
+    pub events_max: usize,
+    pub bytes_max: usize,
+}
+
+/// Events taken from a source, oldest first within each key.
+#[derive(Clone, Debug, Default)]
+pub struct Claim {
+    pub events: Vec<Claimed>,
+}
+
+/// One event in a relay's hands.
+#[derive(Clone, Debug)]
+pub struct Claimed {
+    /// The source's handle, unique within one tenure of the lease; comes back in its [`Settlement`].
+    pub ticket: u64,
+    pub event: Event,
+    /// Sends that ended with an answer about this event, before this claim.
+    pub attempts: u32,
+    /// Published before and asked for again by an operator: marked in its headers.
+    pub replay: bool,
+}
+
+/// A verdict on one claimed event.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settlement {
+    pub ticket: u64,
+    pub verdict: Verdict,
+}
+
+/// What became of a claimed event.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Verdict {
+    /// The sink acknowledged it.
+    Published,
+    /// The sink's answer was about this event: try again, not before `after`.
+    Retry { after: Duration, attempts: u32, error: Arc<str> },
+    /// Never again without an operator.
+    Dead { attempts: u32, error: Arc<str> },
+    /// Not tried, or tried with no answer about it: the next claim takes it again. Costs no attempt.
+    Release,
+}
+
+/// Why a source could not do it.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+#[non_exhaustive]
+pub struct SourceError {
+    pub kind: SourceErrorKind,
+    /// What happened, what it happened to, and what mends it.
+    pub message: String,
+    #[source]
+    pub source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+/// What the relay does about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SourceErrorKind {
+    /// Another relay owns the shard now. Stop sending, then stand by.
+    LeaseLost,
+    /// The database cannot be reached, or the outcome is unknown. Back off and acquire anew.
+    Unavailable,
+    /// An operator must act (schema missing, rights, wrong cluster). The relay ends with this message.
+    Refused,
+}
+
+impl SourceError {
+    pub fn new(kind: SourceErrorKind, message: impl Into<String>) -> SourceError {
+        SourceError { kind, message: message.into(), source: None }
+    }
+    pub fn caused_by(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> SourceError {
+        self.source = Some(source.into());
+        self
+    }
+    pub fn lease_lost() -> SourceError {
+        SourceError::new(SourceErrorKind::LeaseLost, "another relay owns the lease")
+    }
+}

@@ -1,0 +1,2 @@
+//! postbox
+fn main() {}

@@ -1,0 +1,52 @@
+//! What people ask of a source: is it well, how far is it, what became of an event. For the command line and the
+//! dashboard only; the engine never sees it. Each database implements the same functions in its `admin.rs`.
+
+use std::time::Duration;
+
+/// One stream's shard, as its tables tell it; works while no relay runs.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
+pub struct StreamStatus {
+    pub stream: String,
+    pub shard: i16,
+    /// The relay that holds the lease now.
+    pub owner: Option<String>,
+    /// Age of the oldest event that is neither published nor held: the figure to alarm on. `None`: nothing pending.
+    pub oldest_unpublished: Option<Duration>,
+    /// Events neither published nor held; exact up to 10,000, above that estimated.
+    pub pending: u64,
+    pub pending_is_estimate: bool,
+    pub retry: u64,
+    pub waiting: u64,
+    pub delayed: u64,
+    pub dead: u64,
+    /// Age of the oldest event in retry or waiting.
+    pub oldest_held: Option<Duration>,
+    /// Age of the oldest dead event.
+    pub oldest_dead: Option<Duration>,
+    /// Since the cursor moved last.
+    pub last_settled: Option<Duration>,
+}
+
+/// One thing that `postbox check` looked at.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct Finding {
+    pub ok: bool,
+    /// What was looked at and what was found: "schema postbox: version 1".
+    pub what: String,
+    /// The command or statement that mends it.
+    pub remedy: Option<String>,
+}
+
+/// What became of an event in one stream.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct Trace {
+    pub stream: String,
+    /// pending, published, retry, waiting, delayed, dead, replay.
+    pub state: String,
+    /// RFC 3339, as the database's clock had it.
+    pub written_at: String,
+    pub published_at: Option<String>,
+    pub relay: Option<String>,
+    pub attempts: u32,
+    pub error: Option<String>,
+}

@@ -1,0 +1,7 @@
+//! Where events come from. [`build`] is the whole registry: an enum and one `match`.
+
+pub mod admin;
+#[cfg(feature = "postgres")]
+pub mod postgres;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;

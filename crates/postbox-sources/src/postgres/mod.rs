@@ -1,0 +1,1 @@
+//! The log source on PostgreSQL 14 and later.

@@ -1,0 +1,1 @@
+//! The log source on SQLite, the embedded default.
