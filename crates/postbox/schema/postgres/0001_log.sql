@@ -26,6 +26,8 @@ CREATE FUNCTION {schema}.payload_max() RETURNS integer LANGUAGE sql IMMUTABLE PA
 RETURN 1048576 - 16384;
 
 -- True for an object of strings whose names can be header names anywhere (HTTP tokens) and whose values hold no line break.
+-- publish() asks it. As a constraint it would add 10 to 20 us to each INSERT of 30; a bad header that came by a plain
+-- INSERT parks its event at the relay, with the reason.
 CREATE FUNCTION {schema}.headers_valid(headers jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE
   WHEN headers = '{}' THEN true
@@ -60,8 +62,7 @@ CREATE TABLE {schema}.outbox (
   PRIMARY KEY (id, bin),        -- pages and replays read by id; some publications want a key
   CONSTRAINT outbox_names_not_empty CHECK (aggregate_type <> '' AND event_type <> ''),
   CONSTRAINT outbox_one_payload     CHECK (payload IS NULL OR payload_binary IS NULL),
-  CONSTRAINT outbox_headers_valid   CHECK ({schema}.headers_valid(headers)),
-  CONSTRAINT outbox_content_type    CHECK (content_type !~ '[[:cntrl:]]')
+  CONSTRAINT outbox_headers_object  CHECK (jsonb_typeof(headers) = 'object')
 ) PARTITION BY LIST (bin);
 CREATE TABLE {schema}.outbox_0 PARTITION OF {schema}.outbox FOR VALUES IN (0);
 CREATE TABLE {schema}.outbox_1 PARTITION OF {schema}.outbox FOR VALUES IN (1);
@@ -153,11 +154,14 @@ CREATE FUNCTION {schema}.wake() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINE
 DECLARE
   at_ms bigint := date_part('epoch', clock_timestamp()) * 1000;
 BEGIN
-  IF at_ms > (SELECT last_value FROM {schema}.wake)
-    AND coalesce(nullif(current_setting('postbox.wake', true), '') = 'on', current_setting('max_prepared_transactions') = '0')
+  -- The view pg_sequences reads it so, too. A SELECT from the sequence would double the trigger's cost (9 us against 4.5).
+  IF at_ms < coalesce(pg_sequence_last_value($name${schema}.wake$name$::regclass), 0) THEN
+    RETURN NULL;
+  END IF;
+  IF coalesce(nullif(current_setting('postbox.wake', true), '') = 'on', current_setting('max_prepared_transactions') = '0')
     AND pg_notification_queue_usage() < 0.5
   THEN
-    PERFORM setval(format('%I.wake', TG_TABLE_SCHEMA), at_ms + 20), pg_notify(TG_TABLE_SCHEMA, '');
+    PERFORM setval($name${schema}.wake$name$, at_ms + 20), pg_notify(TG_TABLE_SCHEMA, '');
   END IF;
   RETURN NULL;
 END $body$;
