@@ -28,8 +28,8 @@ impl Default for RelayOptions {
     fn default() -> RelayOptions {
         RelayOptions {
             stream: "main".into(),
-            events_max: 16_384,     // eight pages of 2,000: fewer leave cores idle when draining
-            bytes_max: 16 << 20,    // in hand; the sink's own queue comes on top
+            events_max: 16_384,  // eight pages of 2,000: fewer leave cores idle when draining
+            bytes_max: 16 << 20, // in hand; the sink's own queue comes on top
             retry: Retry::default(),
             send_timeout: Duration::from_secs(30),
             drain_timeout: Duration::from_secs(10),
