@@ -1,1 +1,4 @@
 //! postbox
+
+#[cfg(feature = "rusqlite")]
+pub mod rusqlite;
