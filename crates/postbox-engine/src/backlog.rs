@@ -2,6 +2,7 @@
 //! database of the simulator. It alone decides which event may go next and when the cursor may pass.
 
 use crate::lanes::KeyIsHash;
+use crate::planted::{self, Bug};
 use crate::log::{HeldEvent, HeldQuery, Loaded, LogPage};
 use crate::{ClaimLimit, Claimed, Event, Settlement, Verdict};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -213,13 +214,17 @@ impl<M: Clone> Backlog<M> {
         !self.open.is_empty()
     }
 
-    /// Takes held events that may go now, in id order.
+    /// Takes held events that may go now, in id order. Those with a verdict that is not written yet were read as
+    /// they stood before it, and are left out.
     pub fn claim_held(&mut self, events: Vec<HeldEvent>) -> Vec<Claimed> {
         events.into_iter().filter_map(|held| self.claim_one_held(held)).collect()
     }
 
     fn claim_one_held(&mut self, held: HeldEvent) -> Option<Claimed> {
-        let key = held.event.key();
+        let (id, key) = (held.event.id(), held.event.key());
+        if self.changes.iter().any(|change| change.event.id() == id) && !planted::is(Bug::HeldRowsStale) {
+            return None;
+        }
         match held.state {
             HeldState::Retry => self.row_taken(key),
             HeldState::Waiting if self.open.contains(&key) => self.row_taken(key),

@@ -1,6 +1,7 @@
 //! The log source, whatever the database: a [`Backlog`] in memory, kept in step with a [`Log`] in a database.
 //! It decides nothing about order or held events (the backlog does) and nothing about SQL (the log does).
 
+use crate::planted::{self, Bug};
 use crate::backlog::{Backlog, Changes, DeadPolicy, HeldChange, HeldState};
 use crate::{Claim, ClaimLimit, Claimed, Event, Settlement, Source, SourceError};
 use std::fmt::Debug;
@@ -92,6 +93,8 @@ pub struct LogSource<L: Log> {
     changed: Notify,
 }
 
+type Written<'a, M> = tokio::sync::MutexGuard<'a, Option<Changes<M>>>;
+
 struct Inner<M> {
     backlog: Backlog<M>,
     /// When to ask for held events next.
@@ -114,14 +117,15 @@ impl<L: Log> LogSource<L> {
         self.inner.lock().expect("no panic while it was locked")
     }
 
-    /// Writes what is to be written. Safe to drop: the next call writes it again, which is harmless.
-    async fn write(&self) -> Result<(), SourceError> {
+    /// Writes what is to be written; nothing else is written while the caller keeps what it gets. Safe to drop: the
+    /// next call writes it again, which is harmless.
+    async fn write(&self) -> Result<Written<'_, L::Mark>, SourceError> {
         let mut writing = self.writing.lock().await;
         loop {
             if writing.is_none() {
                 *writing = self.inner().backlog.changes();
             }
-            let Some(changes) = &*writing else { return Ok(()) };
+            let Some(changes) = &*writing else { return Ok(writing) };
             self.log.record(changes).await?;
             let due = |c: &HeldChange| matches!(c.state, HeldState::Retry | HeldState::Delayed).then_some(c.due);
             let now = Instant::now();
@@ -139,6 +143,8 @@ impl<L: Log> LogSource<L> {
     }
 
     async fn claim_held(&self, limit: ClaimLimit) -> Result<Vec<Claimed>, SourceError> {
+        // A row with an unwritten verdict would be read as it stood before: tried again too early, or once more.
+        let written = if planted::is(Bug::HeldRowsStale) { None } else { Some(self.write().await?) };
         let query = {
             let mut inner = self.inner();
             inner.held_at = None;
@@ -147,6 +153,7 @@ impl<L: Log> LogSource<L> {
         let mut unasked = AskAgain { source: self, armed: true };
         let page = self.log.held(&query).await?;
         unasked.armed = false;
+        drop(written);
         let mut inner = self.inner();
         if let Some(due) = page.next_due {
             inner.held_by(Instant::now() + due);
@@ -223,7 +230,7 @@ impl<L: Log> Source for LogSource<L> {
                 return Ok(Claim { events });
             }
             // Pages that need no relay (all delayed, or waiting behind a key) are passed here.
-            self.write().await?;
+            drop(self.write().await?);
             let held_at = self.inner().held_at;
             let held_due = async {
                 match held_at {
@@ -249,7 +256,7 @@ impl<L: Log> Source for LogSource<L> {
             }
         }
         self.changed.notify_waiters();
-        self.write().await
+        self.write().await.map(drop)
     }
 
     async fn release(&self) -> Result<(), SourceError> {

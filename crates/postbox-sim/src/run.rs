@@ -348,6 +348,7 @@ async fn stop_relay(shared: &Arc<Shared>, mut running: Incarnation, calm: bool) 
     shared.world().note(Kind::Stop, instance, u64::from(calm), 0);
     let stop = running.stop.take().expect("a relay is stopped once");
     let _ = stop.send(());
+    running.process.resume();
     let patience = if calm { shared.world().plan.drain_timeout + Duration::from_secs(5) } else { Duration::from_secs(120) };
     let ended = tokio::select! {
         biased; // it may still crash while it stops

@@ -29,8 +29,16 @@ pub(crate) struct SimSink {
 struct Producer {
     batches: u64,
     busy_until: Instant,
-    /// By key: up to which batch nothing lands.
-    failing: BTreeMap<usize, u64>,
+    /// By key and failed batch: up to which batch nothing lands; without a bound until the relay has seen why.
+    failing: BTreeMap<(usize, u64), u64>,
+    /// The bound for what fails now.
+    until: u64,
+}
+
+impl Producer {
+    fn behind(&self, key: usize, batch: u64) -> bool {
+        self.failing.range((key, 0)..=(key, batch)).any(|(_, &until)| until >= batch)
+    }
 }
 
 impl SimSink {
@@ -42,7 +50,7 @@ impl SimSink {
             in_flight_max: plan.in_flight_max,
             keeps_key_order: plan.sink == SinkKind::Pipelined,
         };
-        let producer = Producer { batches: 0, busy_until: Instant::now(), failing: BTreeMap::new() };
+        let producer = Producer { batches: 0, busy_until: Instant::now(), failing: BTreeMap::new(), until: 0 };
         SimSink { shared, process, limits, producer: Arc::new(Mutex::new(producer)) }
     }
 
@@ -67,7 +75,10 @@ impl SimSink {
         tokio::spawn(async move {
             sleep_until(lands_at).await;
             if !given_up.load(Relaxed) {
-                let results = shared.world().land(&mut lock(&producer), batch, &ids);
+                // A relay that has given it up never learns of a failure.
+                let mut producer = lock(&producer);
+                producer.until = if answer.is_closed() { producer.batches } else { u64::MAX };
+                let results = shared.world().land(&mut producer, batch, &ids);
                 let _ = answer.send(results);
             }
         });
@@ -82,6 +93,7 @@ fn lock(producer: &Mutex<Producer>) -> MutexGuard<'_, Producer> {
 /// A send whose future may be dropped: then what has not landed never does, or lands all the same.
 struct Flight<'a> {
     sink: &'a SimSink,
+    batch: u64,
     ids: Vec<usize>,
     given_up: Arc<AtomicBool>,
     /// Nothing lands after the drop.
@@ -91,19 +103,22 @@ struct Flight<'a> {
 
 impl Drop for Flight<'_> {
     fn drop(&mut self) {
-        if self.over {
-            return;
-        }
         let mut world = self.sink.shared.world();
-        world.given_up(&self.ids);
-        if self.recalled {
-            self.given_up.store(true, Relaxed);
-            let mut producer = lock(&self.sink.producer);
-            let batches = producer.batches;
-            for &i in &self.ids {
-                producer.failing.insert(world.events[i].key, batches);
+        let mut producer = lock(&self.sink.producer);
+        let batches = producer.batches;
+        let recalled = !self.over && self.recalled;
+        for &i in &self.ids {
+            let failing = (world.events[i].key, self.batch);
+            if recalled || producer.failing.contains_key(&failing) {
+                producer.failing.insert(failing, batches);
             }
+        }
+        if recalled {
+            self.given_up.store(true, Relaxed);
             producer.busy_until = Instant::now();
+        }
+        if !self.over {
+            world.given_up(&self.ids);
         }
     }
 }
@@ -129,7 +144,7 @@ impl Sink for SimSink {
             chance(&mut world.rng, 500)
         };
         let given_up = Arc::new(AtomicBool::new(false));
-        let mut flight = Flight { sink: self, ids, given_up, recalled, over: false };
+        let mut flight = Flight { sink: self, batch: number, ids, given_up, recalled, over: false };
         let group = if self.limits.keeps_key_order { flight.ids.len() } else { 1 };
         let answers: Vec<_> = flight.ids.chunks(group).map(|ids| self.put(ids, number, &flight.given_up)).collect();
         let mut results = Vec::with_capacity(batch.len());
@@ -167,12 +182,12 @@ impl World {
         let mut results = Vec::with_capacity(ids.len());
         for (n, &i) in ids.iter().enumerate() {
             let key = self.events[i].key;
-            let behind = self.plan.sink == SinkKind::Pipelined && producer.failing.get(&key).is_some_and(|&b| b >= batch);
+            let behind = self.plan.sink == SinkKind::Pipelined && producer.behind(key, batch);
             let result = if behind || n >= down_from {
-                producer.failing.insert(key, producer.batches);
+                producer.failing.insert((key, batch), producer.until);
                 Err(self.gone())
             } else {
-                self.decide(producer, i)
+                self.decide(producer, batch, i)
             };
             results.push(match result {
                 Ok(()) if silent => Err(SendError::new(SendErrorKind::Unknown, "no answer")),
@@ -187,7 +202,7 @@ impl World {
         SendError::new(kind, "the simulated broker is down")
     }
 
-    fn decide(&mut self, producer: &mut Producer, i: usize) -> Result<(), SendError> {
+    fn decide(&mut self, producer: &mut Producer, batch: u64, i: usize) -> Result<(), SendError> {
         let faults = self.plan.faults;
         let info = &self.events[i];
         let (key, id, instance) = (info.key, info.event.id().cast_unsigned(), 0);
@@ -204,7 +219,7 @@ impl World {
             if self.plan.sink == SinkKind::Pipelined && self.roll(150) {
                 self.events[i].lone = true;
             } else {
-                producer.failing.insert(key, producer.batches);
+                producer.failing.insert((key, batch), producer.until);
             }
             let mut error = SendError::new(SendErrorKind::Failed, "the simulated broker failed on this message");
             if chance(&mut self.rng, 300) {
