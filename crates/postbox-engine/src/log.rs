@@ -3,7 +3,7 @@
 
 use crate::planted::{self, Bug};
 use crate::backlog::{Backlog, Changes, DeadPolicy, HeldChange, HeldState};
-use crate::{Claim, ClaimLimit, Claimed, Event, Settlement, Source, SourceError};
+use crate::{Claim, ClaimLimit, Claimed, Event, Settlement, Source, SourceError, SourceErrorKind};
 use std::fmt::Debug;
 use std::future::Future;
 use std::sync::{Mutex, MutexGuard};
@@ -31,7 +31,8 @@ pub trait Log: Send + Sync + 'static {
     /// Held events that may be sent now: those whose time has come by the database's clock, and those waiting under
     /// an open key; in id order.
     fn held(&self, query: &HeldQuery) -> impl Future<Output = Result<HeldPage, SourceError>> + Send;
-    /// Writes the changes in one statement or transaction, fenced by the lease's epoch.
+    /// Writes the changes in one statement or transaction, fenced by the lease's epoch. Calls that did not fail take
+    /// effect in their order, those whose future was dropped too.
     fn record(&self, changes: &Changes<Self::Mark>) -> impl Future<Output = Result<(), SourceError>> + Send;
 }
 
@@ -87,13 +88,20 @@ pub struct LogSource<L: Log> {
     policy: DeadPolicy,
     /// Locked for moments only, never across an await.
     inner: Mutex<Inner<L::Mark>>,
-    /// One write at a time; holds what is being written, so that a dropped caller loses nothing.
-    writing: tokio::sync::Mutex<Option<Changes<L::Mark>>>,
+    /// One write at a time.
+    writing: tokio::sync::Mutex<Writing<L::Mark>>,
     /// Something changed that a waiting claim should look at.
     changed: Notify,
 }
 
-type Written<'a, M> = tokio::sync::MutexGuard<'a, Option<Changes<M>>>;
+/// What is being written, kept so that a dropped caller loses nothing.
+struct Writing<M> {
+    changes: Option<Changes<M>>,
+    /// A write failed. It may still take effect, over a newer one of the same epoch: no other until the next epoch.
+    failed: bool,
+}
+
+type Written<'a, M> = tokio::sync::MutexGuard<'a, Writing<M>>;
 
 struct Inner<M> {
     backlog: Backlog<M>,
@@ -107,7 +115,7 @@ const UNSETTLED_MAX: usize = 65_536;
 impl<L: Log> LogSource<L> {
     pub fn new(log: L, policy: DeadPolicy) -> LogSource<L> {
         let inner = Mutex::new(Inner { backlog: Backlog::new(policy), held_at: None });
-        LogSource { log, policy, inner, writing: tokio::sync::Mutex::new(None), changed: Notify::new() }
+        LogSource { log, policy, inner, writing: tokio::sync::Mutex::new(Writing { changes: None, failed: false }), changed: Notify::new() }
     }
     pub fn log(&self) -> &L {
         &self.log
@@ -122,11 +130,17 @@ impl<L: Log> LogSource<L> {
     async fn write(&self) -> Result<Written<'_, L::Mark>, SourceError> {
         let mut writing = self.writing.lock().await;
         loop {
-            if writing.is_none() {
-                *writing = self.inner().backlog.changes();
+            if writing.failed {
+                return Err(SourceError::new(SourceErrorKind::Unavailable, "an earlier write of this tenure failed"));
             }
-            let Some(changes) = &*writing else { return Ok(writing) };
-            self.log.record(changes).await?;
+            if writing.changes.is_none() {
+                writing.changes = self.inner().backlog.changes();
+            }
+            let Some(changes) = &writing.changes else { return Ok(writing) };
+            if let Err(error) = self.log.record(changes).await {
+                writing.failed = true;
+                return Err(error);
+            }
             let due = |c: &HeldChange| matches!(c.state, HeldState::Retry | HeldState::Delayed).then_some(c.due);
             let now = Instant::now();
             let mut inner = self.inner();
@@ -137,7 +151,7 @@ impl<L: Log> LogSource<L> {
                 inner.held_by(now);
             }
             drop(inner);
-            *writing = None;
+            writing.changes = None;
             self.changed.notify_waiters();
         }
     }
@@ -192,7 +206,7 @@ impl<L: Log> Source for LogSource<L> {
             }
         };
         let mut writing = self.writing.lock().await;
-        *writing = None;
+        *writing = Writing { changes: None, failed: false };
         let loaded = self.log.load().await?;
         let mut backlog = Backlog::new(self.policy);
         backlog.load(&loaded);

@@ -99,10 +99,6 @@ async fn storm_and_calm(shared: &Arc<Shared>, plan: &Plan) {
     for relay in relays {
         relay.await.expect("a supervisor does not panic");
     }
-    let mut world = shared.world();
-    if let Some(owner) = world.lease.owner {
-        world.violated(format!("p{owner} stopped and did not hand the lease over"));
-    }
 }
 
 /// How long the calm may take: what was on its way, one lease, and every attempt of every event that fails.
@@ -362,6 +358,9 @@ async fn stop_relay(shared: &Arc<Shared>, mut running: Incarnation, calm: bool) 
     let settled = counters.published + counters.retried + counters.dead + counters.released;
     if settled > counters.claimed || (calm && counters.tenures == 1 && settled != counters.claimed) {
         world.violated(format!("p{instance} claimed {} events and settled {settled}", counters.claimed));
+    }
+    if calm && world.lease.owner == Some(instance) {
+        world.violated(format!("p{instance} stopped and did not hand the lease over"));
     }
     match ended {
         Ok(Ok(Ok(Stopped::Clean))) => {}
