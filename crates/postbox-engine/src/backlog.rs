@@ -78,6 +78,8 @@ pub struct Backlog<M> {
     /// Held events in the relay's hands, by ticket.
     held: BTreeMap<u64, HeldEvent>,
     next_held: u64,
+    /// Keys with verdicts on held events since held events were asked for.
+    judged: BTreeSet<u64>,
     /// Changes of rows that are held already.
     changes: Vec<HeldChange>,
     events: usize,
@@ -125,6 +127,7 @@ impl<M: Clone> Backlog<M> {
             open: BTreeSet::new(),
             held: BTreeMap::new(),
             next_held: 0,
+            judged: BTreeSet::new(),
             changes: Vec::new(),
             events: 0,
         }
@@ -201,7 +204,8 @@ impl<M: Clone> Backlog<M> {
     }
 
     /// What to ask the log's held rows for now.
-    pub fn held_query(&self, limit: ClaimLimit) -> HeldQuery {
+    pub fn held_query(&mut self, limit: ClaimLimit) -> HeldQuery {
+        self.judged = self.changes.iter().map(|change| change.event.key()).collect();
         HeldQuery {
             limit,
             open: self.open.iter().copied().collect(),
@@ -214,15 +218,15 @@ impl<M: Clone> Backlog<M> {
         !self.open.is_empty()
     }
 
-    /// Takes held events that may go now, in id order. Those with a verdict that is not written yet were read as
-    /// they stood before it, and are left out.
+    /// Takes held events that may go now, in id order. A key with verdicts since the question was asked is left out,
+    /// since the answer does not know them: its rows would go again, too early, or before those released meanwhile.
     pub fn claim_held(&mut self, events: Vec<HeldEvent>) -> Vec<Claimed> {
         events.into_iter().filter_map(|held| self.claim_one_held(held)).collect()
     }
 
     fn claim_one_held(&mut self, held: HeldEvent) -> Option<Claimed> {
-        let (id, key) = (held.event.id(), held.event.key());
-        if self.changes.iter().any(|change| change.event.id() == id) && !planted::is(Bug::HeldRowsStale) {
+        let key = held.event.key();
+        if self.judged.contains(&key) && !planted::is(Bug::HeldRowsStale) {
             return None;
         }
         match held.state {
@@ -288,6 +292,7 @@ impl<M: Clone> Backlog<M> {
     fn settle_held(&mut self, held: HeldEvent, verdict: &Verdict) {
         let HeldEvent { event, attempts, state } = held;
         let key = event.key();
+        self.judged.insert(key);
         // Only the event that blocked its key frees it.
         let frees = state == HeldState::Retry;
         match verdict {

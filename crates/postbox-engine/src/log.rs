@@ -3,7 +3,7 @@
 
 use crate::planted::{self, Bug};
 use crate::backlog::{Backlog, Changes, DeadPolicy, HeldChange, HeldState};
-use crate::{Claim, ClaimLimit, Claimed, Event, Settlement, Source, SourceError, SourceErrorKind};
+use crate::{Claim, ClaimLimit, Claimed, Event, Settlement, Source, SourceError, SourceErrorKind, Verdict};
 use std::fmt::Debug;
 use std::future::Future;
 use std::sync::{Mutex, MutexGuard};
@@ -172,7 +172,12 @@ impl<L: Log> LogSource<L> {
         if let Some(due) = page.next_due {
             inner.held_by(Instant::now() + due);
         }
-        Ok(inner.backlog.claim_held(page.events))
+        let answered = page.events.len();
+        let claimed = inner.backlog.claim_held(page.events);
+        if claimed.len() < answered {
+            inner.held_by(Instant::now());
+        }
+        Ok(claimed)
     }
 }
 
@@ -265,7 +270,8 @@ impl<L: Log> Source for LogSource<L> {
         {
             let mut inner = self.inner();
             inner.backlog.settle(settlements);
-            if inner.backlog.has_open() {
+            let released = settlements.iter().any(|s| s.verdict == Verdict::Release);
+            if inner.backlog.has_open() || (released && !planted::is(Bug::ReleasedHeldForgotten)) {
                 inner.held_by(Instant::now());
             }
         }

@@ -136,22 +136,35 @@ impl World {
 
     /// The relay sees the outcomes of a send.
     pub(crate) fn returned(&mut self, process: &Process, ids: &[usize], results: &[Result<(), SendError>]) {
-        let (epoch, now) = (process.epoch.load(Relaxed), self.now());
+        let (epoch, now, clock) = (process.epoch.load(Relaxed), self.now(), self.plan.clock);
         self.landed(ids);
         for (&i, result) in ids.iter().zip(results) {
             let id = self.events[i].event.id().cast_unsigned();
             self.note(Kind::Answer, process.instance, id, u64::from(result.is_ok()));
             let step = self.trace.steps;
+            // Behind another failed event of its key its own answer does not count: it goes again as if never tried.
+            let head = self.plan.sink == SinkKind::Single || self.is_head(i);
             let info = &mut self.events[i];
             match result {
                 // What is acknowledged behind a failed event of its key, in flight with it, goes again after it.
                 Ok(()) => info.acknowledged = Some((epoch, info.sent_at)),
                 Err(error) => {
                     self.keys[info.key].trouble = (epoch, step);
-                    info.not_before = error.retry_after.map(|pause| (epoch, now + millis(pause)));
+                    // The database waits by its own clock, which may be the faster one.
+                    let pause = error.retry_after.filter(|_| head).map(|pause| millis(pause) * 1_000 / clock.max(1_000));
+                    info.not_before = pause.map(|pause| (epoch, now + pause));
                 }
             }
         }
+    }
+
+    /// All earlier events of its key are delivered or dead.
+    fn is_head(&self, i: usize) -> bool {
+        let Some(place) = self.events[i].place else { return false };
+        self.keys[self.events[i].key].order[..place].iter().all(|&earlier| {
+            let earlier = &self.events[earlier];
+            earlier.deliveries > 0 || earlier.dead()
+        })
     }
 
     fn landed(&mut self, ids: &[usize]) {
