@@ -6,6 +6,8 @@
 
 mod event;
 mod outbox;
+#[cfg(feature = "rusqlite")]
+pub mod rusqlite;
 pub mod schema;
 #[cfg(feature = "sqlx")]
 mod sqlx;
