@@ -127,7 +127,8 @@ async fn first_cell(session: &Session, sql: &str) -> Result<String, SourceError>
 
 /// Why a server that calls itself so cannot hold the log; `None` for PostgreSQL 14 and later.
 fn unfit(version: &str) -> Option<String> {
-    const PROTOCOL_ONLY: [&str; 7] = ["CockroachDB", "-YB-", "Redshift", "Materialize", "Greenplum", "Spanner", "CrateDB"];
+    const PROTOCOL_ONLY: [&str; 7] =
+        ["CockroachDB", "-YB-", "Redshift", "Materialize", "Greenplum", "Spanner", "CrateDB"];
     let number = version.strip_prefix("PostgreSQL ").and_then(|rest| {
         let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
         digits.parse::<u32>().ok()
@@ -157,7 +158,9 @@ mod tests {
 
     #[test]
     fn only_postgresql_14_and_later_will_do() {
-        for good in ["PostgreSQL 14.23 on x86_64", "PostgreSQL 18.6 (Debian 18.6-1) on x86_64", "PostgreSQL 19beta1 on arm"] {
+        for good in
+            ["PostgreSQL 14.23 on x86_64", "PostgreSQL 18.6 (Debian 18.6-1) on x86_64", "PostgreSQL 19beta1 on arm"]
+        {
             assert_eq!(unfit(good), None);
         }
         assert!(unfit("PostgreSQL 13.9 on x86_64").unwrap().contains("14 or later"));

@@ -43,8 +43,9 @@ fn state_of(name: &str) -> HeldState {
 
 /// The keys in trouble. `block`: dead events hold their keys up too.
 pub(crate) async fn load(session: &Session, sql: &HeldSql, at: Shard<'_>, block: bool) -> Result<Loaded, SourceError> {
-    let asked = session.query(&sql.load, &[&at.stream, &at.shard, &block]);
-    let rows = within(STATEMENT_TIMEOUT, "read the held events", asked).await?;
+    let rows =
+        within(STATEMENT_TIMEOUT, "read the held events", session.query(&sql.load, &[&at.stream, &at.shard, &block]))
+            .await?;
     let key = |r: &Row| {
         let count = u32::try_from(r.get::<_, i64>(1)).unwrap_or(u32::MAX);
         (r.get::<_, i64>(0).cast_unsigned(), count, r.get(2))
@@ -53,22 +54,46 @@ pub(crate) async fn load(session: &Session, sql: &HeldSql, at: Shard<'_>, block:
 }
 
 /// Until the next one is due, those of `skip` left out.
-async fn next_due(session: &Session, sql: &HeldSql, at: Shard<'_>, skip: &[i64]) -> Result<Option<Duration>, SourceError> {
-    let asked = session.query_opt(&sql.next_due, &[&at.stream, &at.shard, &skip]);
-    let row = within(STATEMENT_TIMEOUT, "read when held events are due", asked).await?;
+async fn next_due(
+    session: &Session,
+    sql: &HeldSql,
+    at: Shard<'_>,
+    skip: &[i64],
+) -> Result<Option<Duration>, SourceError> {
+    let row = within(
+        STATEMENT_TIMEOUT,
+        "read when held events are due",
+        session.query_opt(&sql.next_due, &[&at.stream, &at.shard, &skip]),
+    )
+    .await?;
     let micros = row.and_then(|r| r.get::<_, Option<i64>>(0));
     Ok(micros.map(|m| Duration::from_micros(m.max(0).unsigned_abs())))
 }
 
 /// Held events that may go now, oldest first.
-pub(crate) async fn fetch(session: &Session, sql: &HeldSql, at: Shard<'_>, query: &HeldQuery) -> Result<HeldPage, SourceError> {
+pub(crate) async fn fetch(
+    session: &Session,
+    sql: &HeldSql,
+    at: Shard<'_>,
+    query: &HeldQuery,
+) -> Result<HeldPage, SourceError> {
     let limit = i64::try_from(query.limit.events_max.min(EVENTS_MAX)).expect("the limit is small");
-    let asked = session.query(&sql.due, &[&at.stream, &at.shard, &query.skip, &limit]);
-    let mut rows = within(STATEMENT_TIMEOUT, "read the held events that are due", asked).await?;
+    let mut rows = within(
+        STATEMENT_TIMEOUT,
+        "read the held events that are due",
+        session.query(&sql.due, &[&at.stream, &at.shard, &query.skip, &limit]),
+    )
+    .await?;
     if !query.open.is_empty() {
         let keys: Vec<i64> = query.open.iter().map(|k| k.cast_signed()).collect();
-        let asked = session.query(&sql.open, &[&at.stream, &at.shard, &keys, &query.skip, &limit]);
-        rows.extend(within(STATEMENT_TIMEOUT, "read the waiting events", asked).await?);
+        rows.extend(
+            within(
+                STATEMENT_TIMEOUT,
+                "read the waiting events",
+                session.query(&sql.open, &[&at.stream, &at.shard, &keys, &query.skip, &limit]),
+            )
+            .await?,
+        );
         rows.sort_by_key(|r| row::id(r, 2));
     }
     let events = decode(&rows, query.limit);

@@ -32,12 +32,14 @@ pub(crate) async fn acquire(
     owner: &str,
 ) -> Result<Result<i64, Duration>, SourceError> {
     let (stream, ttl) = (&*options.stream, options.ttl.as_secs_f64());
-    let asked = session.query_opt(&sql.acquire, &[&stream, &options.shard, &owner, &ttl]);
-    if let Some(row) = within(options.ttl, "take the lease", asked).await? {
+    if let Some(row) =
+        within(options.ttl, "take the lease", session.query_opt(&sql.acquire, &[&stream, &options.shard, &owner, &ttl]))
+            .await?
+    {
         return Ok(Ok(row.get(0)));
     }
-    let asked = session.query_opt(&sql.remaining, &[&stream, &options.shard]);
-    let row = within(options.ttl, "read the lease", asked).await?;
+    let row =
+        within(options.ttl, "read the lease", session.query_opt(&sql.remaining, &[&stream, &options.shard])).await?;
     let remaining = row.and_then(|r| r.get::<_, Option<f64>>(0)).unwrap_or_default();
     Ok(Err(Duration::from_secs_f64(remaining)))
 }

@@ -5,12 +5,14 @@
 use crate::postgres::connect::{Role, Session, connect};
 use crate::postgres::error::{STATEMENT_TIMEOUT, unavailable, within};
 use crate::postgres::identity::{Identity, examine};
-use crate::postgres::reader::{Pages, Reader, ReadSession};
+use crate::postgres::reader::{Pages, ReadSession, Reader};
 use crate::postgres::row::SnapshotText;
 use crate::postgres::sql::{HeldSql, ReadSql, SettleSql};
 use crate::postgres::wake::{Wake, listener};
 use crate::postgres::{PostgresOptions, held, lease, record, retention};
-use postbox_engine::{Changes, ClaimLimit, DeadPolicy, HeldPage, HeldQuery, Loaded, Log, LogPage, SourceError, SourceErrorKind};
+use postbox_engine::{
+    Changes, ClaimLimit, DeadPolicy, HeldPage, HeldQuery, Loaded, Log, LogPage, SourceError, SourceErrorKind,
+};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -143,11 +145,11 @@ impl PostgresLog {
             Some(position) => position,
             None => (self.first(&settler, identity, epoch).await?, 0),
         };
-        let reads = ReadSql::new(&o.schema, identity.generation, o.shard, o.shards, o.poll_events_max, o.page_events_max);
-        let (reader, keeper) = tokio::try_join!(
-            ReadSession::open(o, &reads),
-            async { connect(&o.url, Role::Keeper, |_| ()).await.map(Arc::new) },
-        )?;
+        let reads =
+            ReadSql::new(&o.schema, identity.generation, o.shard, o.shards, o.poll_events_max, o.page_events_max);
+        let (reader, keeper) = tokio::try_join!(ReadSession::open(o, &reads), async {
+            connect(&o.url, Role::Keeper, |_| ()).await.map(Arc::new)
+        },)?;
         for session in [&*reader.session, &*keeper] {
             self.same_server(session, epoch).await?;
         }
@@ -159,7 +161,16 @@ impl PostgresLog {
             tokio::spawn(retention::keep(o.clone(), keeper.clone(), identity.generation)),
         ];
         let max_id = AtomicI64::new(max_id);
-        Ok(Tenure { epoch, identity, max_id, settler, statements, keeper, pages: tokio::sync::Mutex::new(pages), tasks })
+        Ok(Tenure {
+            epoch,
+            identity,
+            max_id,
+            settler,
+            statements,
+            keeper,
+            pages: tokio::sync::Mutex::new(pages),
+            tasks,
+        })
     }
 
     async fn prepare(&self, settler: &Session) -> Result<Statements, SourceError> {
@@ -180,8 +191,12 @@ impl PostgresLog {
             "SELECT since::text, until::text, last_id, id_floor, max_id FROM {}.cursor WHERE stream = $1 AND shard = $2 ORDER BY seq DESC LIMIT 1",
             crate::postgres::sql::quoted(&self.options.schema)
         );
-        let asked = settler.query_opt(&sql, &[&&*self.options.stream, &self.options.shard]);
-        let row = within(STATEMENT_TIMEOUT, "read the cursor", asked).await?;
+        let row = within(
+            STATEMENT_TIMEOUT,
+            "read the cursor",
+            settler.query_opt(&sql, &[&&*self.options.stream, &self.options.shard]),
+        )
+        .await?;
         let text = |r: &Row, n| r.get::<_, Option<&str>>(n).map(Arc::from);
         Ok(row.map(|r| {
             let since = text(&r, 0).expect("since is not null");
@@ -195,25 +210,30 @@ impl PostgresLog {
         let drawn: i64 = within(o.ttl, "read the id sequence", settler.query_one(&self.sql.drawn, &[])).await?.get(0);
         let (stream, relay, none, zero, no_events) = (&*o.stream, &*o.relay, None::<SnapshotText<'_>>, 0i64, 0i32);
         let since = SnapshotText(NOTHING);
-        let asked = settler.query_opt(
-            &self.sql.begin,
-            &[
-                &stream,
-                &o.shard,
-                &epoch,
-                &since,
-                &none,
-                &zero,
-                &zero,
-                &drawn,
-                &no_events,
-                &relay,
-                &identity.system_id,
-                &identity.database,
-                &identity.generation,
-            ],
-        );
-        within(o.ttl, "begin the stream", asked).await?.ok_or_else(SourceError::lease_lost)?;
+        within(
+            o.ttl,
+            "begin the stream",
+            settler.query_opt(
+                &self.sql.begin,
+                &[
+                    &stream,
+                    &o.shard,
+                    &epoch,
+                    &since,
+                    &none,
+                    &zero,
+                    &zero,
+                    &drawn,
+                    &no_events,
+                    &relay,
+                    &identity.system_id,
+                    &identity.database,
+                    &identity.generation,
+                ],
+            ),
+        )
+        .await?
+        .ok_or_else(SourceError::lease_lost)?;
         Ok(Mark { since: NOTHING.into(), until: None, last_id: 0, drawn })
     }
 
@@ -223,8 +243,12 @@ impl PostgresLog {
             "SELECT 1 FROM {}.lease WHERE stream = $1 AND shard = $2 AND epoch = $3 AND owner = $4",
             crate::postgres::sql::quoted(&self.options.schema)
         );
-        let asked = session.query_opt(&sql, &[&&*self.options.stream, &self.options.shard, &epoch, &self.owner]);
-        let found = within(STATEMENT_TIMEOUT, "find the lease on the reading connection", asked).await?;
+        let found = within(
+            STATEMENT_TIMEOUT,
+            "find the lease on the reading connection",
+            session.query_opt(&sql, &[&&*self.options.stream, &self.options.shard, &epoch, &self.owner]),
+        )
+        .await?;
         found.map(|_| ()).ok_or_else(|| {
             unavailable("PostgreSQL: connections to the same URL do not see the same lease: two servers answer there, or another relay was quicker")
         })
@@ -233,8 +257,14 @@ impl PostgresLog {
     async fn prolong(&self) -> Result<Duration, SourceError> {
         let (tenure, o) = (self.current()?, &self.options);
         let ttl = o.ttl.as_secs_f64();
-        let asked = tenure.settler.query_opt(&tenure.statements.renew, &[&&*o.stream, &o.shard, &tenure.epoch, &ttl]);
-        within(o.ttl, "renew the lease", asked).await?.map(|_| o.ttl).ok_or_else(SourceError::lease_lost)
+        within(
+            o.ttl,
+            "renew the lease",
+            tenure.settler.query_opt(&tenure.statements.renew, &[&&*o.stream, &o.shard, &tenure.epoch, &ttl]),
+        )
+        .await?
+        .map(|_| o.ttl)
+        .ok_or_else(SourceError::lease_lost)
     }
 
     /// What an operator must mend at the start may be a passing state later: a standby being promoted, a password being
@@ -265,8 +295,13 @@ impl Log for PostgresLog {
     async fn release(&self) -> Result<(), SourceError> {
         let Some(tenure) = self.end() else { return Ok(()) };
         let (stream, shard) = (&*self.options.stream, self.options.shard);
-        let asked = tenure.settler.execute(&self.sql.release, &[&stream, &shard, &tenure.epoch]);
-        within(self.options.ttl, "give the lease back", asked).await.map(|_| ())
+        within(
+            self.options.ttl,
+            "give the lease back",
+            tenure.settler.execute(&self.sql.release, &[&stream, &shard, &tenure.epoch]),
+        )
+        .await
+        .map(|_| ())
     }
 
     async fn load(&self) -> Result<Loaded, SourceError> {

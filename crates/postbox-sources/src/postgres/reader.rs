@@ -175,8 +175,13 @@ impl Reader {
     /// sequence as it stood before: from it the window after this one learns where to begin.
     async fn open(&mut self, drawn: i64) -> Result<(), SourceError> {
         let (stream, shard) = (&*self.options.stream, self.options.shard);
-        let asked = self.settler.query_opt(&self.barrier, &[&stream, &shard, &self.epoch, &drawn]);
-        within(STATEMENT_TIMEOUT, "mark a window's begin", asked).await?.ok_or_else(SourceError::lease_lost)?;
+        within(
+            STATEMENT_TIMEOUT,
+            "mark a window's begin",
+            self.settler.query_opt(&self.barrier, &[&stream, &shard, &self.epoch, &drawn]),
+        )
+        .await?
+        .ok_or_else(SourceError::lease_lost)?;
         let reading = self.reading().await?;
         let row = within(STATEMENT_TIMEOUT, "open a window", reading.session.query_one(&reading.open, &[])).await?;
         self.at.until = Some(row.get::<_, &str>(0).into());
@@ -190,11 +195,18 @@ impl Reader {
         let until = self.at.until.clone().expect("a window is open");
         let since = self.at.since.clone();
         // All that `until` sees had its id drawn before it was taken, so before this.
-        let asked = reading.session.query_one(&reading.open, &[]);
-        self.at.drawn = within(STATEMENT_TIMEOUT, "read the id sequence", asked).await?.get(1);
+        self.at.drawn =
+            within(STATEMENT_TIMEOUT, "read the id sequence", reading.session.query_one(&reading.open, &[]))
+                .await?
+                .get(1);
         let (stream, shard) = (&*self.options.stream, self.options.shard);
-        let asked = reading.session.query_one(&reading.floor, &[&stream, &shard, &SnapshotText(&since)]);
-        let floor: i64 = within(STATEMENT_TIMEOUT, "read where the window begins", asked).await?.get(0);
+        let floor: i64 = within(
+            STATEMENT_TIMEOUT,
+            "read where the window begins",
+            reading.session.query_one(&reading.floor, &[&stream, &shard, &SnapshotText(&since)]),
+        )
+        .await?
+        .get(0);
         if !self.late(&reading, &since, &until, floor).await? || !self.young(reading, &since, &until, floor).await? {
             return Ok(()); // parked
         }
@@ -226,7 +238,13 @@ impl Reader {
     }
 
     /// The window's events above its floor, by ranges of ids: the next request is known before the answer. False: parked.
-    async fn young(&mut self, reading: Arc<ReadSession>, since: &Arc<str>, until: &Arc<str>, floor: i64) -> Result<bool, SourceError> {
+    async fn young(
+        &mut self,
+        reading: Arc<ReadSession>,
+        since: &Arc<str>,
+        until: &Arc<str>,
+        floor: i64,
+    ) -> Result<bool, SourceError> {
         let (mut asked, upper) = (floor.max(self.at.last_id), self.at.drawn);
         let mut requests = FuturesOrdered::new();
         loop {
@@ -235,7 +253,9 @@ impl Reader {
                 let (reading, since, until) = (reading.clone(), since.clone(), until.clone());
                 requests.push_back(async move {
                     let (since, until) = (SnapshotText(&since), SnapshotText(&until));
-                    request(&reading, &reading.page, &[&from, &to, &since, &until]).await.map(|rows| (rows, to - from, to))
+                    request(&reading, &reading.page, &[&from, &to, &since, &until])
+                        .await
+                        .map(|rows| (rows, to - from, to))
                 });
                 asked = to;
             }
@@ -290,21 +310,24 @@ impl Reader {
     /// Gives the page out. False: nobody took it within `OPEN_MAX`, so the caller must let go of its answer; the page is
     /// sent later, and reading goes on behind it on a new connection.
     async fn offer(&mut self) -> Result<bool, SourceError> {
-        let page = LogPage { events: self.page.finish(), delays: std::mem::take(&mut self.delays), mark: self.at.clone() };
+        let page =
+            LogPage { events: self.page.finish(), delays: std::mem::take(&mut self.delays), mark: self.at.clone() };
         match self.out.try_send(Ok(page)) {
             Ok(()) => Ok(true),
             Err(mpsc::error::TrySendError::Closed(_)) => Err(ended()),
-            Err(mpsc::error::TrySendError::Full(page)) => match tokio::time::timeout(OPEN_MAX, self.out.reserve()).await {
-                Ok(room) => {
-                    room.map_err(|_| ended())?.send(page);
-                    Ok(true)
+            Err(mpsc::error::TrySendError::Full(page)) => {
+                match tokio::time::timeout(OPEN_MAX, self.out.reserve()).await {
+                    Ok(room) => {
+                        room.map_err(|_| ended())?.send(page);
+                        Ok(true)
+                    }
+                    Err(_) => {
+                        self.session = None;
+                        self.parked = page.ok();
+                        Ok(false)
+                    }
                 }
-                Err(_) => {
-                    self.session = None;
-                    self.parked = page.ok();
-                    Ok(false)
-                }
-            },
+            }
         }
     }
 
@@ -329,14 +352,18 @@ impl Reader {
             Chore::None => {}
             Chore::Hold => {
                 let ahead = i64::try_from(HOLD.as_millis()).expect("a few seconds");
-                let held = self.settler.execute(&self.sql.hold, &[&wake, &ahead]);
-                within(STATEMENT_TIMEOUT, "set the wake lease", held).await?;
+                within(STATEMENT_TIMEOUT, "set the wake lease", self.settler.execute(&self.sql.hold, &[&wake, &ahead]))
+                    .await?;
             }
             Chore::LieDown => {
-                let ended = self.settler.execute(&self.sql.lie_down, &[&wake]);
-                within(STATEMENT_TIMEOUT, "end the wake lease", ended).await?;
-                let taken = self.settler.query_one(&self.sql.transaction_id, &[]);
-                let row = within(STATEMENT_TIMEOUT, "take a transaction id", taken).await?;
+                within(STATEMENT_TIMEOUT, "end the wake lease", self.settler.execute(&self.sql.lie_down, &[&wake]))
+                    .await?;
+                let row = within(
+                    STATEMENT_TIMEOUT,
+                    "take a transaction id",
+                    self.settler.query_one(&self.sql.transaction_id, &[]),
+                )
+                .await?;
                 self.pace.closing(row.get::<_, &str>(0).parse().unwrap_or(u64::MAX));
             }
         }
@@ -353,7 +380,11 @@ fn xmin(snapshot: &str) -> u64 {
     snapshot.split(':').next().and_then(|x| x.parse().ok()).unwrap_or_default()
 }
 
-async fn request(reading: &ReadSession, statement: &Statement, parameters: &[&(dyn ToSql + Sync)]) -> Result<Pin<Box<RowStream>>, SourceError> {
+async fn request(
+    reading: &ReadSession,
+    statement: &Statement,
+    parameters: &[&(dyn ToSql + Sync)],
+) -> Result<Pin<Box<RowStream>>, SourceError> {
     let sent = reading.session.query_raw(statement, parameters.iter().copied());
     within(STATEMENT_TIMEOUT, "read events", sent).await.map(Box::pin)
 }

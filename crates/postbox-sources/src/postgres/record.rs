@@ -13,7 +13,11 @@ use uuid::Uuid;
 
 /// # Errors
 /// `LeaseLost`: nothing was recorded. `Unavailable`: it may have been.
-pub(crate) async fn record(tenure: &Tenure, options: &PostgresOptions, changes: &Changes<Mark>) -> Result<(), SourceError> {
+pub(crate) async fn record(
+    tenure: &Tenure,
+    options: &PostgresOptions,
+    changes: &Changes<Mark>,
+) -> Result<(), SourceError> {
     if changes.mark.is_none() && changes.held.is_empty() {
         return Ok(());
     }
@@ -26,7 +30,19 @@ pub(crate) async fn record(tenure: &Tenure, options: &PostgresOptions, changes: 
     let (last_id, drawn) = mark.map_or((0, 0), |m| (m.last_id, m.drawn));
     let (stream, relay) = (&*options.stream, &*options.relay);
     let cursor: [&(dyn ToSql + Sync); 13] = [
-        &stream, &options.shard, &tenure.epoch, &since, &until, &last_id, &max_id, &drawn, &events, &relay, &system_id, &database, &generation,
+        &stream,
+        &options.shard,
+        &tenure.epoch,
+        &since,
+        &until,
+        &last_id,
+        &max_id,
+        &drawn,
+        &events,
+        &relay,
+        &system_id,
+        &database,
+        &generation,
     ];
     let row = if changes.held.is_empty() {
         within(options.ttl, "settle", tenure.settler.query_opt(&tenure.statements.record, &cursor)).await?
@@ -100,5 +116,6 @@ impl<'a> Held<'a> {
 /// Microseconds from the database's now; none where no time matters.
 fn due(change: &HeldChange) -> Option<i64> {
     use postbox_engine::HeldState::{Delayed, Replay, Retry};
-    matches!(change.state, Retry | Delayed | Replay).then(|| i64::try_from(change.due.as_micros()).unwrap_or(i64::MAX).min(DUE_MAX))
+    matches!(change.state, Retry | Delayed | Replay)
+        .then(|| i64::try_from(change.due.as_micros()).unwrap_or(i64::MAX).min(DUE_MAX))
 }

@@ -78,10 +78,13 @@ impl Keeper {
             return Ok(bins);
         }
         let old = |bin: &String| {
-            format!("coalesce((SELECT created_at < now() - make_interval(secs => $1) FROM {bin} ORDER BY txid DESC, id DESC LIMIT 1), false)")
+            format!(
+                "coalesce((SELECT created_at < now() - make_interval(secs => $1) FROM {bin} ORDER BY txid DESC, id DESC LIMIT 1), false)"
+            )
         };
         let sql = format!("SELECT ARRAY[{}]", bins.iter().map(old).collect::<Vec<_>>().join(", "));
-        let row = within(STATEMENT_TIMEOUT, "look at the bins", self.session.query_one(&sql, &[&self.seconds()])).await?;
+        let row =
+            within(STATEMENT_TIMEOUT, "look at the bins", self.session.query_one(&sql, &[&self.seconds()])).await?;
         let ripe: Vec<bool> = row.get(0);
         Ok(bins.into_iter().zip(ripe).filter_map(|(bin, ripe)| ripe.then_some(bin)).collect())
     }
@@ -95,8 +98,13 @@ impl Keeper {
              AND at < now() - make_interval(secs => $2) ORDER BY seq DESC LIMIT 1) c ON true",
             self.schema
         );
-        let asked = self.session.query_one(&sql, &[&self.generation, &self.seconds()]);
-        Ok(within(STATEMENT_TIMEOUT, "read what all streams have passed", asked).await?.get(0))
+        Ok(within(
+            STATEMENT_TIMEOUT,
+            "read what all streams have passed",
+            self.session.query_one(&sql, &[&self.generation, &self.seconds()]),
+        )
+        .await?
+        .get(0))
     }
 
     /// False: the bin is ripe, but in use.
@@ -114,7 +122,9 @@ impl Keeper {
             return Ok(true); // not ripe, or emptied by another relay
         }
         // One statement, so that nothing else on this connection runs inside its transaction. Looked at again under the lock.
-        let body = format!("BEGIN LOCK TABLE {bin} IN ACCESS EXCLUSIVE MODE NOWAIT; IF {ripe} THEN TRUNCATE {bin}; END IF; END");
+        let body = format!(
+            "BEGIN LOCK TABLE {bin} IN ACCESS EXCLUSIVE MODE NOWAIT; IF {ripe} THEN TRUNCATE {bin}; END IF; END"
+        );
         let sql = format!("DO {}", literal(&body));
         match tokio::time::timeout(STATEMENT_TIMEOUT, self.session.batch_execute(&sql)).await {
             Ok(Ok(())) => {
@@ -137,8 +147,12 @@ impl Keeper {
              SELECT coalesce(max(seq), $3), count(*) FROM old",
             self.schema
         );
-        let asked = self.session.query_one(&sql, &[&&*self.options.stream, &self.options.shard, &self.thinned]);
-        let row = within(STATEMENT_TIMEOUT, "thin the cursor out", asked).await?;
+        let row = within(
+            STATEMENT_TIMEOUT,
+            "thin the cursor out",
+            self.session.query_one(&sql, &[&&*self.options.stream, &self.options.shard, &self.thinned]),
+        )
+        .await?;
         self.thinned = row.get(0);
         Ok(row.get::<_, i64>(1) == ROWS_MAX)
     }
@@ -154,8 +168,13 @@ impl Keeper {
              AND at < coalesce((SELECT created_at FROM {0}.outbox ORDER BY id LIMIT 1), now()) - interval '1 minute'))",
             self.schema
         );
-        let asked = self.session.execute(&sql, &[&&*self.options.stream, &self.options.shard, &self.seconds()]);
-        within(STATEMENT_TIMEOUT, "remove what retention is over for", asked).await.map(|_| ())
+        within(
+            STATEMENT_TIMEOUT,
+            "remove what retention is over for",
+            self.session.execute(&sql, &[&&*self.options.stream, &self.options.shard, &self.seconds()]),
+        )
+        .await
+        .map(|_| ())
     }
 }
 

@@ -1,8 +1,8 @@
 //! From a row of the outbox to the page's buffer, without a string or an object between: columns are slices of the
 //! connection's read buffer in PostgreSQL's binary format, in the order of `sql.rs`'s column list.
 
-use postbox_engine::{EventParts, PageBuilder};
 use bytes::BytesMut;
+use postbox_engine::{EventParts, PageBuilder};
 use std::borrow::Cow;
 use std::error::Error;
 use std::time::Duration;

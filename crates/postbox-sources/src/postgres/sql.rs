@@ -31,7 +31,14 @@ pub(crate) struct ReadSql {
 
 impl ReadSql {
     /// `poll_max` events at most are returned by a poll; above, the window is large.
-    pub(crate) fn new(schema: &str, generation: i16, shard: i16, shards: i16, poll_max: usize, page_max: usize) -> ReadSql {
+    pub(crate) fn new(
+        schema: &str,
+        generation: i16,
+        shard: i16,
+        shards: i16,
+        poll_max: usize,
+        page_max: usize,
+    ) -> ReadSql {
         let schema = quoted(schema);
         let drawn = drawn(&schema);
         // After a rebase, older generations hold transaction ids of another cluster.
@@ -79,7 +86,8 @@ impl ReadSql {
                  (SELECT * FROM {schema}.cursor WHERE stream = $1 AND shard = $2 ORDER BY seq DESC LIMIT 1) c RETURNING seq"
             ),
             // The wake lease: nobody needs to notify before then.
-            hold: "SELECT setval($1::text::regclass, (extract(epoch FROM clock_timestamp()) * 1000)::bigint + $2)".into(),
+            hold: "SELECT setval($1::text::regclass, (extract(epoch FROM clock_timestamp()) * 1000)::bigint + $2)"
+                .into(),
             lie_down: "SELECT setval($1::text::regclass, 1)".into(),
             transaction_id: "SELECT pg_current_xact_id()::text".into(),
         }
@@ -104,8 +112,9 @@ impl SettleSql {
     pub(crate) fn new(schema: &str) -> SettleSql {
         let schema = quoted(schema);
         // Waits for a rival's UPDATE, then looks at the epoch again: no row means that the lease is lost.
-        let fence =
-            format!("WITH fence AS MATERIALIZED (SELECT 1 FROM {schema}.lease WHERE stream = $1 AND shard = $2 AND epoch = $3 FOR SHARE)");
+        let fence = format!(
+            "WITH fence AS MATERIALIZED (SELECT 1 FROM {schema}.lease WHERE stream = $1 AND shard = $2 AND epoch = $3 FOR SHARE)"
+        );
         let cursor = format!(
             "INSERT INTO {schema}.cursor (stream, shard, epoch, since, until, last_id, max_id, id_floor, events, relay, system_id, database, generation) \
              SELECT $1, $2, $3, $4::pg_snapshot, $5::pg_snapshot, $6::bigint, $7::bigint, $8::bigint, $9::integer, $10::text, $11::bigint, $12::oid, \
@@ -128,7 +137,9 @@ impl SettleSql {
                 "UPDATE {schema}.lease SET until = clock_timestamp() + make_interval(secs => $4) \
                  WHERE stream = $1 AND shard = $2 AND epoch = $3 AND until > clock_timestamp() RETURNING epoch"
             ),
-            release: format!("UPDATE {schema}.lease SET until = NULL, owner = NULL WHERE stream = $1 AND shard = $2 AND epoch = $3"),
+            release: format!(
+                "UPDATE {schema}.lease SET until = NULL, owner = NULL WHERE stream = $1 AND shard = $2 AND epoch = $3"
+            ),
             drawn: format!("SELECT {}", drawn(&schema)),
             begin: format!("{fence} {cursor} RETURNING seq"),
             record: format!("{fence} {cursor} RETURNING seq"),
@@ -165,7 +176,8 @@ impl HeldSql {
         let schema = quoted(schema);
         const DUE: &str = "state IN ('retry', 'delayed', 'replay')";
         // The whole event of a held row; its id alone finds it, whatever its bin.
-        let join = format!("CROSS JOIN LATERAL (SELECT {EVENT} FROM {schema}.outbox WHERE id = h.id ORDER BY id LIMIT 1) o");
+        let join =
+            format!("CROSS JOIN LATERAL (SELECT {EVENT} FROM {schema}.outbox WHERE id = h.id ORDER BY id LIMIT 1) o");
         HeldSql {
             load: format!(
                 "SELECT key, count(*), (array_agg(state ORDER BY id))[1] <> 'waiting' FROM {schema}.held \

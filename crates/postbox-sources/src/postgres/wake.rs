@@ -144,7 +144,11 @@ pub(crate) async fn listener(options: Arc<PostgresOptions>, wake: Arc<Wake>) {
 }
 
 /// `None`: writers do not notify here, since NOTIFY bars PREPARE TRANSACTION and this server allows that.
-async fn begin(options: &PostgresOptions, wake: &Arc<Wake>, lost: &Arc<Notify>) -> Result<Option<Session>, SourceError> {
+async fn begin(
+    options: &PostgresOptions,
+    wake: &Arc<Wake>,
+    lost: &Arc<Notify>,
+) -> Result<Option<Session>, SourceError> {
     let url = options.listen_url.as_ref().unwrap_or(&options.url);
     let (wake, lost) = (wake.clone(), lost.clone());
     let session = connect(url, Role::Listener, move |notice| match notice {
