@@ -1,0 +1,4 @@
+//! The sources against real servers.
+
+#[cfg(feature = "postgres")]
+mod postgres;
