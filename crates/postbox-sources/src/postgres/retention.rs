@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_postgres::error::SqlState;
 
-/// Between looks; a ripe bin that is in use is tried again after this.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// A look every so many, when nothing was ripe: an idle relay sends few statements.
-const IDLE_LOOKS: u32 = 10;
+/// Between looks while there is something to do: a ripe bin in use, rows of the cursor to thin out.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Between looks otherwise: an idle relay sends few statements.
+const LOOK_IDLE: Duration = Duration::from_secs(10);
 /// Rows of the cursor looked at by one statement.
 const ROWS_MAX: i64 = 20_000;
 
@@ -31,20 +31,23 @@ struct Keeper {
 pub(crate) async fn keep(options: Arc<PostgresOptions>, session: Arc<Session>, generation: i16) {
     let schema = quoted(&options.schema);
     let mut keeper = Keeper { options, session, schema, generation, thinned: 0 };
-    let mut rest = 0;
+    let idle = LOOK_IDLE.min(keeper.options.retention / 8); // a bin is due each quarter
+    let mut pause = idle;
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
-        if rest > 0 {
-            rest -= 1;
-            continue;
-        }
-        match keeper.round().await {
-            Ok(again) => rest = if again { 0 } else { IDLE_LOOKS },
+        tokio::time::sleep(pause).await;
+        pause = match keeper.round().await {
+            Ok(again) => {
+                if again {
+                    LOOK_AGAIN.min(idle)
+                } else {
+                    idle
+                }
+            }
             Err(error) => {
                 tracing::warn!(%error, "retention");
-                rest = IDLE_LOOKS;
+                idle
             }
-        }
+        };
     }
 }
 

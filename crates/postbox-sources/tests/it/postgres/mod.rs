@@ -1,5 +1,6 @@
 //! The log source on PostgreSQL, on the oldest and the newest version at hand.
 
+mod adversarial;
 mod log;
 
 use postbox_engine::{Changes, ClaimLimit, Log, LogPage};
