@@ -1,2 +1,1 @@
-//! postbox
 fn main() {}
