@@ -1,9 +1,10 @@
 //! The command line: what can be said, and who does it. Data goes to stdout, talk to stderr.
 
 use crate::commands;
-use crate::config::{self, Config};
+use crate::config;
 use crate::failure::Failure;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
+use postbox_sources::admin::Roles;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -98,24 +99,8 @@ pub(crate) struct MigrateArgs {
     #[arg(long)]
     pub(crate) print: bool,
     /// PostgreSQL: the grants for these two roles (the service's, the relay's), to print or to run
-    #[arg(long, value_name = "WRITER,RELAY", value_parser = roles)]
+    #[arg(long, value_name = "WRITER,RELAY", value_parser = commands::migrate::roles)]
     pub(crate) roles: Option<Roles>,
-}
-
-/// The roles that get rights: who writes events, and who relays them.
-#[derive(Clone, Debug)]
-pub(crate) struct Roles {
-    pub(crate) writer: String,
-    pub(crate) relay: String,
-}
-
-fn roles(text: &str) -> Result<Roles, String> {
-    match text.split_once(',') {
-        Some((writer, relay)) if !writer.is_empty() && !relay.is_empty() && !relay.contains(',') => {
-            Ok(Roles { writer: writer.into(), relay: relay.into() })
-        }
-        _ => Err("two role names with a comma between them, as in shop,shop_relay".into()),
-    }
 }
 
 #[derive(Debug, Args)]
@@ -159,7 +144,7 @@ pub(crate) struct OutputArgs {
     pub(crate) json: bool,
 }
 
-#[derive(Clone, Copy, Debug, Subcommand, ValueEnum)]
+#[derive(Clone, Copy, Debug, Subcommand)]
 enum ConfigCommand {
     /// The commented default file, which is the reference of all keys
     Default,
@@ -182,9 +167,13 @@ impl Cli {
             return commands::config::default();
         }
         let environment = std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
-        let config: Config = config::load(self.config.as_deref(), &environment.collect())?;
+        let (file, environment) = (self.config.as_deref(), environment.collect());
+        if let Command::Config(ConfigCommand::Print) = self.command {
+            return commands::config::in_force(file, &environment);
+        }
+        let config = config::load(file, &environment)?;
         match self.command {
-            Command::Config(_) => commands::config::print(&config),
+            Command::Config(_) => unreachable!("both were answered above"),
             Command::Relay(args) => commands::relay::run(&config, &args),
             Command::Migrate(args) => wait(commands::migrate::run(&config, &args)),
             Command::Publish(args) => wait(commands::publish::run(&config, &args)),

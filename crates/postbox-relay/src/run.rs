@@ -2,8 +2,9 @@
 //! for the program and for a service that has the relay inside.
 
 use crate::config::{Config, RelaySection, StreamSection};
-use crate::failure::Failure;
-use postbox_engine::{Counters, Relay, RelayOptions, Route, Rule, Stopped};
+use crate::database;
+use crate::failure::{Failure, with_causes};
+use postbox_engine::{Counters, Relay, RelayOptions, Route, Stopped};
 use postbox_sinks::AnySink;
 use postbox_sources::{AnySource, SourceConfig};
 use std::future::Future;
@@ -86,8 +87,8 @@ fn add(before: Stopped, more: usize) -> Stopped {
 }
 
 fn relay(config: &Config, name: &str, stream: &StreamSection) -> Result<(Arc<str>, Relay<AnySource, AnySink>), Failure> {
-    let source = postbox_sources::build(&source_config(config, name, stream))?;
-    let sink = crate::sink::build(name, stream)?;
+    let source = postbox_sources::build(&source_config(config, name, stream)).map_err(database::named_wrongly)?;
+    let sink = sink(name, stream)?;
     let route = route(name, stream)?;
     let RelaySection { events_max, bytes_max, send_timeout, drain_timeout, .. } = config.relay;
     let name: Arc<str> = name.into();
@@ -98,18 +99,28 @@ fn relay(config: &Config, name: &str, stream: &StreamSection) -> Result<(Arc<str
         retry: (&stream.retry).into(),
         send_timeout,
         drain_timeout,
-        seed: uuid::Uuid::new_v4().as_u64_pair().0, // relays that fail together must not retry together
+        seed: uuid::Uuid::now_v7().as_u64_pair().1, // relays that fail together must not retry together
     };
     Ok((name, Relay::new(Arc::new(source), Arc::new(sink), route, options)))
 }
 
-pub(crate) fn source_config(config: &Config, name: &str, stream: &StreamSection) -> SourceConfig {
+pub(crate) fn route(name: &str, stream: &StreamSection) -> Result<Route, Failure> {
+    Route::new(stream.routes.clone()).map_err(|error| Failure::usage(format!("stream.{name}.routes: {error}")))
+}
+
+pub(crate) fn sink(name: &str, stream: &StreamSection) -> Result<AnySink, Failure> {
+    let config = stream.sink_config().map_err(|what| Failure::usage(format!("stream.{name}.{what}")))?;
+    postbox_sinks::build(&config).map_err(|error| Failure::usage(format!("stream.{name}: {}", with_causes(&error))))
+}
+
+fn source_config(config: &Config, name: &str, stream: &StreamSection) -> SourceConfig {
     SourceConfig {
+        location: database::location(config),
         stream: name.to_owned(),
         relay: config.relay.name.clone().unwrap_or_else(default_name),
         lease: config.relay.lease,
+        retention: config.source.retention,
         policy: stream.dead.into(),
-        ..crate::database::location(config)
     }
 }
 

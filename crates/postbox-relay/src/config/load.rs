@@ -29,13 +29,8 @@ fn wrong(what: impl Into<String>, remedy: impl Into<String>) -> ConfigError {
 /// # Errors
 /// What is wrong, where, and what mends it.
 pub fn load(file: Option<&Path>, environment: &BTreeMap<String, String>) -> Result<Config, ConfigError> {
-    let named = file.map(Path::to_path_buf).or_else(|| environment.get("POSTBOX_CONFIG").map(PathBuf::from));
-    let path = named.or_else(|| Path::new(FILE).exists().then(|| FILE.into()));
-    let text = match &path {
-        Some(path) => read(path, "name another file with --config, or write one with: postbox config default > postbox.toml")?,
-        None => String::new(),
-    };
-    let mut config = parse(&text, path.as_deref().unwrap_or(Path::new(FILE)), environment)?;
+    let (path, text) = find(file, environment)?;
+    let mut config: Config = parse(&text, &path, environment)?;
     if config.source.url.is_none() && config.source.url_file.is_none() {
         config.source.url = environment.get("DATABASE_URL").map(|url| DatabaseUrl::from(url.as_str()));
     }
@@ -44,15 +39,35 @@ pub fn load(file: Option<&Path>, environment: &BTreeMap<String, String>) -> Resu
     Ok(config)
 }
 
-/// The file's text with the environment laid over it.
-pub(super) fn parse(text: &str, path: &Path, environment: &BTreeMap<String, String>) -> Result<Config, ConfigError> {
+/// The values that file and environment give, without the defaults.
+pub(super) fn overlaid(file: Option<&Path>, environment: &BTreeMap<String, String>) -> Result<toml::Table, ConfigError> {
+    let (path, text) = find(file, environment)?;
+    parse(&text, &path, environment)
+}
+
+/// The file and its text; empty when none is named and none is there.
+fn find(file: Option<&Path>, environment: &BTreeMap<String, String>) -> Result<(PathBuf, String), ConfigError> {
+    let named = file.map(Path::to_path_buf).or_else(|| environment.get("POSTBOX_CONFIG").map(PathBuf::from));
+    let there = || Path::new(FILE).exists().then(|| FILE.into());
+    let Some(path) = named.or_else(there) else { return Ok((FILE.into(), String::new())) };
+    let remedy = "name another file with --config, or write one with: postbox config default > postbox.toml";
+    let text = read(&path, remedy)?;
+    Ok((path, text))
+}
+
+/// The file's text with the environment laid over it, as a `T`.
+pub(super) fn parse<T: serde::de::DeserializeOwned>(
+    text: &str,
+    path: &Path,
+    environment: &BTreeMap<String, String>,
+) -> Result<T, ConfigError> {
     let mut variables = Variables::new(environment);
     loop {
         let table = DeTable::parse(text).map_err(|error| explain(&error, text, path, &variables))?;
         let (span, mut table) = (table.span(), table.into_inner());
         variables.apply(&mut table, text.len());
         let read = toml::de::Deserializer::from(toml::Spanned::new(span, table));
-        let error = match serde::Deserialize::deserialize(read) {
+        let error = match T::deserialize(read) {
             Ok(config) => return Ok(config),
             Err(error) => error,
         };

@@ -3,16 +3,18 @@
 
 mod load;
 mod overlay;
+mod show;
 #[cfg(test)]
 mod tests;
 mod units;
 
 pub use load::{ConfigError, load};
+pub(crate) use show::shown;
 pub use units::{DatabaseUrl, Secret};
 pub(crate) use units::show_duration;
 
 use postbox_engine::{DeadPolicy, Envelope, RelayOptions, Retry, Rule};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,7 +23,7 @@ use std::time::Duration;
 pub const DEFAULT_TOML: &str = include_str!("../default.toml");
 
 /// All that can be configured.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     pub source: SourceSection,
@@ -38,23 +40,28 @@ impl Default for Config {
 }
 
 /// The database with the outbox.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SourceSection {
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub url: Option<DatabaseUrl>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub url_file: Option<PathBuf>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub password: Option<Secret>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub password_file: Option<PathBuf>,
     pub schema: String,
+    #[serde(deserialize_with = "units::duration")]
+    pub retention: Duration,
 }
 
 impl Default for SourceSection {
     fn default() -> SourceSection {
-        SourceSection { url: None, url_file: None, password: None, password_file: None, schema: "postbox".into() }
+        SourceSection {
+            url: None,
+            url_file: None,
+            password: None,
+            password_file: None,
+            schema: "postbox".into(),
+            retention: Duration::from_secs(7 * 24 * 3600),
+        }
     }
 }
 
@@ -69,20 +76,19 @@ impl SourceSection {
 }
 
 /// This relay process.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RelaySection {
     /// Unset: host name and process id.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    #[serde(with = "units::duration")]
+    #[serde(deserialize_with = "units::duration")]
     pub lease: Duration,
     pub events_max: usize,
-    #[serde(with = "units::size")]
+    #[serde(deserialize_with = "units::size")]
     pub bytes_max: usize,
-    #[serde(with = "units::duration")]
+    #[serde(deserialize_with = "units::duration")]
     pub send_timeout: Duration,
-    #[serde(with = "units::duration")]
+    #[serde(deserialize_with = "units::duration")]
     pub drain_timeout: Duration,
 }
 
@@ -94,12 +100,12 @@ impl Default for RelaySection {
 }
 
 /// One delivery of the outbox to one place.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct StreamSection {
     pub sink: SinkName,
     pub dead: DeadName,
-    pub routes: Vec<RuleSection>,
+    pub routes: Vec<Rule>,
     pub retry: RetrySection,
 }
 
@@ -108,14 +114,19 @@ impl Default for StreamSection {
         StreamSection {
             sink: SinkName::Stdout,
             dead: DeadName::Skip,
-            routes: vec![RuleSection { topic: "{aggregate_type}".into(), ..RuleSection::default() }],
+            routes: vec![everything_by_type()],
             retry: RetrySection::default(),
         }
     }
 }
 
+/// Each aggregate type has a topic of its own.
+fn everything_by_type() -> Rule {
+    Rule { aggregate_type: None, event_type: None, topic: "{aggregate_type}".into(), envelope: Envelope::Plain }
+}
+
 /// Which sink a stream uses; its settings are in the table of the same name.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
 #[serde(rename_all = "lowercase")]
 pub enum SinkName {
     Stdout,
@@ -123,8 +134,18 @@ pub enum SinkName {
     Webhook,
 }
 
+impl SinkName {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            SinkName::Stdout => "stdout",
+            SinkName::Kafka => "kafka",
+            SinkName::Webhook => "webhook",
+        }
+    }
+}
+
 /// See [`DeadPolicy`].
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
 #[serde(rename_all = "lowercase")]
 pub enum DeadName {
     Skip,
@@ -140,48 +161,13 @@ impl From<DeadName> for DeadPolicy {
     }
 }
 
-/// See [`Rule`].
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct RuleSection {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub aggregate_type: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub event_type: Option<String>,
-    pub topic: String,
-    #[serde(default)]
-    pub envelope: EnvelopeName,
-}
-
-/// See [`Envelope`].
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum EnvelopeName {
-    #[default]
-    Plain,
-    CloudeventsBinary,
-    CloudeventsStructured,
-}
-
-impl From<&RuleSection> for Rule {
-    fn from(rule: &RuleSection) -> Rule {
-        let envelope = match rule.envelope {
-            EnvelopeName::Plain => Envelope::Plain,
-            EnvelopeName::CloudeventsBinary => Envelope::CloudEventsBinary,
-            EnvelopeName::CloudeventsStructured => Envelope::CloudEventsStructured,
-        };
-        let (aggregate_type, event_type) = (rule.aggregate_type.clone(), rule.event_type.clone());
-        Rule { aggregate_type, event_type, topic: rule.topic.clone(), envelope }
-    }
-}
-
 /// See [`Retry`].
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RetrySection {
-    #[serde(with = "units::duration")]
+    #[serde(deserialize_with = "units::duration")]
     pub base: Duration,
-    #[serde(with = "units::duration")]
+    #[serde(deserialize_with = "units::duration")]
     pub pause_max: Duration,
     pub attempts_max: u32,
 }
