@@ -3,6 +3,7 @@
 
 mod any;
 pub mod admin;
+pub mod memory;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "sqlite")]

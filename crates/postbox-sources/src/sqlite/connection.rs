@@ -85,6 +85,12 @@ impl Database {
         prefixed(statement, &self.schema).replace("{now}", NOW)
     }
 
+    /// Begins a stream anew, whose cursor has passed events that the outbox never had.
+    pub(super) fn restart_statement(&self, stream: &str) -> String {
+        let statement = prefixed("DELETE FROM \"postbox_cursor\" WHERE stream = ", &self.schema);
+        format!("{statement}'{}'", stream.replace('\'', "''"))
+    }
+
     /// That the path still leads to the file that was opened.
     ///
     /// # Errors

@@ -18,6 +18,8 @@ const COLUMNS: &str = "o.id, o.event_id, o.aggregate_type, o.aggregate_id, o.agg
     o.payload, o.payload_binary, o.content_type, o.headers, o.destination, o.created_at";
 /// The first column behind them.
 const NEXT: usize = 13;
+/// The event of the held row `h` is still there.
+const EXISTS: &str = "EXISTS (SELECT 1 FROM \"postbox_outbox\" e WHERE e.id = h.id)";
 
 /// The events behind `position`, at most `limit`, at least one where there is one.
 pub(super) fn read(
@@ -46,16 +48,17 @@ pub(super) fn read(
 
 /// Held events that may be sent now, in id order, at most `query.limit`.
 pub(super) fn held(database: &Database, c: &Connection, stream: &str, query: &HeldQuery) -> Result<HeldPage, Failure> {
-    // The waiting ones are cut per key, so that a key with many of them costs no more than one with a few.
+    // The waiting ones are cut per key, so that a key with many of them costs no more than one with a few. A row whose
+    // event somebody deleted holds up nobody.
     let sql = format!(
         "WITH skip AS MATERIALIZED (SELECT value AS id FROM json_each(?3)),
          ready AS (
            SELECT h.id FROM \"postbox_held\" h
-           WHERE h.stream = ?1 AND h.due_at <= {{now}} AND h.id NOT IN (SELECT id FROM skip)
+           WHERE h.stream = ?1 AND h.due_at <= {{now}} AND h.id NOT IN (SELECT id FROM skip) AND {EXISTS}
            UNION ALL
-           SELECT h.id FROM json_each(?4) k CROSS JOIN \"postbox_held\" h ON h.stream = ?1 AND h.id IN (
-             SELECT w.id FROM \"postbox_held\" w WHERE w.stream = ?1 AND w.state = 'waiting' AND w.key = k.value
-               AND w.id NOT IN (SELECT id FROM skip) ORDER BY w.id LIMIT ?2))
+           SELECT r.id FROM json_each(?4) k CROSS JOIN \"postbox_held\" r ON r.stream = ?1 AND r.id IN (
+             SELECT h.id FROM \"postbox_held\" h WHERE h.stream = ?1 AND h.state = 'waiting' AND h.key = k.value
+               AND h.id NOT IN (SELECT id FROM skip) AND {EXISTS} ORDER BY h.id LIMIT ?2))
          SELECT {COLUMNS}, h.attempts, h.state FROM (SELECT id FROM ready ORDER BY id LIMIT ?2) r
          CROSS JOIN \"postbox_held\" h ON h.stream = ?1 AND h.id = r.id
          CROSS JOIN \"postbox_outbox\" o ON o.id = r.id ORDER BY r.id"
@@ -85,7 +88,7 @@ pub(super) fn load(database: &Database, c: &Connection, options: &Options) -> Re
     let sql = format!(
         "SELECT h.key, count(*), h.state, min(h.id) FROM \"postbox_held\" h
          WHERE h.stream = ?1 AND h.state IN ('retry', 'waiting'{dead})
-           AND EXISTS (SELECT 1 FROM \"postbox_outbox\" o WHERE o.id = h.id) GROUP BY h.key"
+           AND {EXISTS} GROUP BY h.key"
     );
     let mut statement = c.prepare(&database.sql(&sql))?;
     let mut rows = statement.query([&options.stream])?;
@@ -97,10 +100,11 @@ pub(super) fn load(database: &Database, c: &Connection, options: &Options) -> Re
 }
 
 fn next_due(database: &Database, c: &Connection, stream: &str, skip: &[i64]) -> Result<Option<Duration>, Failure> {
-    let sql = "SELECT h.due_at - {now} FROM \"postbox_held\" h WHERE h.stream = ?1 AND h.due_at IS NOT NULL
-        AND h.id NOT IN (SELECT value FROM json_each(?2))
-        AND EXISTS (SELECT 1 FROM \"postbox_outbox\" o WHERE o.id = h.id) ORDER BY h.due_at LIMIT 1";
-    let mut statement = c.prepare(&database.sql(sql))?;
+    let sql = format!(
+        "SELECT h.due_at - {{now}} FROM \"postbox_held\" h WHERE h.stream = ?1 AND h.due_at IS NOT NULL
+         AND h.id NOT IN (SELECT value FROM json_each(?2)) AND {EXISTS} ORDER BY h.due_at LIMIT 1"
+    );
+    let mut statement = c.prepare(&database.sql(&sql))?;
     let due: Option<i64> = statement.query_row(params![stream, json(skip)], |r| r.get(0)).optional()?;
     Ok(due.map(millis))
 }

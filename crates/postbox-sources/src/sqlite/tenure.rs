@@ -204,13 +204,12 @@ fn trusted_cursor(database: &Database, c: &Connection, options: &Options) -> Res
     if cursor <= newest {
         return Ok(cursor);
     }
-    let remedy = database.sql("DELETE FROM \"postbox_cursor\" WHERE stream = ");
     Err(refused(format!(
         "{}: stream {:?} has passed event {cursor}, but the newest event ever written is {newest}: the outbox was made \
-         anew. To send what is in it from its beginning, run {remedy}'{}'",
+         anew. To send what is in it from its beginning, run {}",
         database.path.display(),
         options.stream,
-        options.stream.replace('\'', "''"),
+        database.restart_statement(&options.stream),
     ))
     .into())
 }
