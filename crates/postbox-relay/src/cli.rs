@@ -50,8 +50,8 @@ Examples:
     #[command(after_help = "\
 Examples:
   postbox migrate
-  postbox migrate --print > postbox.sql             for those who run DDL themselves
-  postbox migrate --print --roles shop,shop_relay   the grants for a service and a relay with least privilege")]
+  postbox migrate --print > postbox.sql                      for those who run DDL themselves
+  postbox migrate --print --roles shop,shop_relay | psql     least privilege for a service and its relay")]
     Migrate(MigrateArgs),
     /// Write one event, in a transaction of its own
     #[command(after_help = "\
@@ -98,8 +98,8 @@ pub(crate) struct MigrateArgs {
     /// Print the SQL and run nothing
     #[arg(long)]
     pub(crate) print: bool,
-    /// PostgreSQL: the grants for these two roles (the service's, the relay's), to print or to run
-    #[arg(long, value_name = "WRITER,RELAY", value_parser = commands::migrate::roles)]
+    /// Print the grants for these two roles instead: the service's and the relay's (PostgreSQL)
+    #[arg(long, requires = "print", value_name = "WRITER,RELAY", value_parser = commands::migrate::roles)]
     pub(crate) roles: Option<Roles>,
 }
 

@@ -6,4 +6,13 @@
 pub mod cli;
 mod commands;
 pub mod config;
+mod database;
+mod demo;
 pub mod failure;
+mod live;
+mod run;
+mod screen;
+mod signals;
+
+pub use postbox_engine::{Counters, Stopped};
+pub use run::{Runner, run};

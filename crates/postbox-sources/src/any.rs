@@ -1,6 +1,6 @@
 //! One type for all sources, and one for what is asked of their databases. Only forwards.
 
-use crate::admin::{Finding, StreamStatus, Trace};
+use crate::admin::{Finding, Migrated, Roles, StreamStatus, Trace};
 use postbox_engine::{Claim, ClaimLimit, LogSource, Settlement, Source, SourceError};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -39,9 +39,67 @@ impl Source for AnySource {
     }
 }
 
-/// What people ask of a database, whichever it is; made by [`crate::admin()`]. Connects for each question.
+/// What people ask of a database, whichever it is; made by [`crate::admin()`]. Connects anew for each question.
 #[derive(Debug)]
 pub enum AnyAdmin {
     #[cfg(feature = "sqlite")]
     Sqlite { path: PathBuf, schema: String },
+}
+
+impl AnyAdmin {
+    /// One row per stream and shard that a relay ever worked for.
+    pub async fn status(&self) -> Result<Vec<StreamStatus>, SourceError> {
+        match self {
+            #[cfg(feature = "sqlite")]
+            AnyAdmin::Sqlite { path, schema } => crate::sqlite::admin::status(path, schema).await,
+        }
+    }
+
+    /// What became of an event, in each stream; empty when the log does not have it.
+    pub async fn trace(&self, event_id: &str) -> Result<Vec<Trace>, SourceError> {
+        match self {
+            #[cfg(feature = "sqlite")]
+            AnyAdmin::Sqlite { path, schema } => crate::sqlite::admin::trace(path, schema, event_id).await,
+        }
+    }
+
+    /// Looks at all that a relay needs of the database; changes nothing.
+    pub async fn check(&self) -> Vec<Finding> {
+        match self {
+            #[cfg(feature = "sqlite")]
+            AnyAdmin::Sqlite { path, schema } => crate::sqlite::admin::check(path, schema).await,
+        }
+    }
+
+    /// Makes the tables, or brings them up to date; safe to repeat, and when several start at once.
+    pub async fn migrate(&self) -> Result<Migrated, SourceError> {
+        match self {
+            #[cfg(feature = "sqlite")]
+            AnyAdmin::Sqlite { path, schema } => {
+                let (path, schema) = (path.clone(), schema.clone());
+                let migrating = tokio::task::spawn_blocking(move || crate::sqlite::migrate(&path, &schema));
+                let from = migrating.await.expect("the migration does not panic")?;
+                Ok(Migrated { from: from as i32, to: crate::sqlite::VERSION as i32 })
+            }
+        }
+    }
+
+    /// What [`AnyAdmin::migrate`] would run on an empty database.
+    pub fn migrate_script(&self) -> Result<String, SourceError> {
+        match self {
+            #[cfg(feature = "sqlite")]
+            AnyAdmin::Sqlite { schema, .. } => Ok(crate::sqlite::script(schema)),
+        }
+    }
+
+    /// The grants for a writer and a relay with least privilege.
+    pub fn roles_script(&self, roles: &Roles) -> Result<String, SourceError> {
+        match self {
+            #[cfg(feature = "sqlite")]
+            AnyAdmin::Sqlite { .. } => {
+                let _ = roles;
+                Err(crate::refused("SQLite has no roles; the rights on the file and its folder are all there is"))
+            }
+        }
+    }
 }

@@ -4,15 +4,15 @@ use super::{print, print_json};
 use crate::cli::OutputArgs;
 use crate::config::Config;
 use crate::failure::Failure;
-use crate::run;
+use crate::run::{route, sink};
 use postbox_engine::Sink;
 use postbox_sources::admin::Finding;
 use serde_json::json;
 
 pub(crate) async fn run(config: &Config, output: OutputArgs) -> Result<(), Failure> {
-    let mut findings = source(config).await;
+    let mut findings = check_source(config).await;
     for (name, stream) in &config.stream {
-        findings.extend(sink(name, stream).await);
+        findings.extend(check_sink(name, stream).await);
     }
     if output.json {
         print_json(&json!(findings))?;
@@ -26,16 +26,16 @@ pub(crate) async fn run(config: &Config, output: OutputArgs) -> Result<(), Failu
     }
 }
 
-async fn source(config: &Config) -> Vec<Finding> {
+async fn check_source(config: &Config) -> Vec<Finding> {
     match crate::database::admin(config) {
         Ok(admin) => admin.check().await,
         Err(failure) => vec![bad(failure.what, failure.remedy)],
     }
 }
 
-async fn sink(name: &str, stream: &crate::config::StreamSection) -> Vec<Finding> {
+async fn check_sink(name: &str, stream: &crate::config::StreamSection) -> Vec<Finding> {
     let what = format!("stream {name}: sink {}", stream.sink.as_str());
-    let (route, sink) = match (run::route(name, stream), run::sink(name, stream)) {
+    let (route, sink) = match (route(name, stream), sink(name, stream)) {
         (Ok(route), Ok(sink)) => (route, sink),
         (Err(failure), _) | (_, Err(failure)) => return vec![bad(failure.what, failure.remedy)],
     };

@@ -4,20 +4,19 @@ use super::print;
 use crate::cli::MigrateArgs;
 use crate::config::Config;
 use crate::failure::Failure;
-use postbox_sources::admin::Roles;
+use postbox_sources::admin::{Migrated, Roles};
 
 pub(crate) async fn run(config: &Config, args: &MigrateArgs) -> Result<(), Failure> {
     let admin = crate::database::admin(config)?;
-    let roles = args.roles.as_ref();
-    if args.print {
-        return print(&admin.migrate_script(roles)?);
+    match &args.roles {
+        Some(roles) => return print(&admin.roles_script(roles)?),
+        None if args.print => return print(&admin.migrate_script()?),
+        None => {}
     }
-    let found = admin.migrate(roles).await?;
-    let now = admin.version();
-    match found {
-        found if found == now => eprintln!("the tables are at version {now} already; nothing to do"),
-        0 => eprintln!("the tables are there, at version {now}; next: postbox check"),
-        found => eprintln!("the tables were at version {found} and are at {now} now"),
+    match admin.migrate().await? {
+        Migrated { from, to } if from == to => eprintln!("the tables are at version {to} already; nothing to do"),
+        Migrated { from: 0, to } => eprintln!("the tables are there, at version {to}; next: postbox check"),
+        Migrated { from, to } => eprintln!("the tables were at version {from} and are at {to} now"),
     }
     Ok(())
 }

@@ -57,7 +57,7 @@ async fn make_tables(config: &Config, screen: &Screen) -> Result<(), Failure> {
     let url = config.source.url();
     let path = url.expose_secret().trim_start_matches("sqlite:").to_owned();
     let is_new = !Path::new(&path).exists();
-    database::admin(config)?.migrate(None).await?;
+    database::admin(config)?.migrate().await?;
     if is_new {
         screen.say(&format!("made {path}, a SQLite database with the outbox"));
     }

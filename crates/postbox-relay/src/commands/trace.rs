@@ -7,7 +7,7 @@ use crate::failure::Failure;
 use serde_json::json;
 
 pub(crate) async fn run(config: &Config, args: &TraceArgs) -> Result<(), Failure> {
-    let traces = crate::database::admin(config)?.trace(args.event_id.into_bytes()).await?;
+    let traces = crate::database::admin(config)?.trace(&args.event_id.to_string()).await?;
     if args.output.json {
         print_json(&json!(traces))?;
     }

@@ -109,6 +109,16 @@ pub struct StreamSection {
     pub retry: RetrySection,
 }
 
+impl StreamSection {
+    /// What the sink is made of.
+    pub(crate) fn sink_config(&self) -> Result<postbox_sinks::SinkConfig, String> {
+        match self.sink {
+            SinkName::Stdout => Ok(postbox_sinks::SinkConfig::Stdout(Default::default())),
+            name => Err(format!("sink: this build has no {}", name.as_str())),
+        }
+    }
+}
+
 impl Default for StreamSection {
     fn default() -> StreamSection {
         StreamSection {
