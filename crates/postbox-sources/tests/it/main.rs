@@ -1,0 +1,4 @@
+//! The sources against real databases.
+
+#[cfg(feature = "sqlite")]
+mod sqlite;
