@@ -7,6 +7,7 @@ use postbox_sources::{AnyAdmin, Location};
 pub(crate) fn location(config: &Config) -> Location {
     Location {
         url: config.source.url().expose_secret().to_owned(),
+        listen_url: config.source.listen_url.as_ref().map(|url| url.expose_secret().to_owned()),
         password: config.source.password.as_ref().map(|password| password.expose_secret().to_owned()),
         schema: config.source.schema.clone(),
     }

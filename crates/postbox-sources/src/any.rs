@@ -7,6 +7,9 @@ use std::time::Duration;
 
 /// Any source of this build; made by [`crate::build`].
 pub enum AnySource {
+    Memory(LogSource<crate::memory::MemoryLog>),
+    #[cfg(feature = "postgres")]
+    Postgres(LogSource<crate::postgres::PostgresLog>),
     #[cfg(feature = "sqlite")]
     Sqlite(LogSource<crate::sqlite::SqliteLog>),
 }
@@ -15,6 +18,9 @@ pub enum AnySource {
 macro_rules! inner {
     ($any:expr, $source:ident => $call:expr) => {
         match $any {
+            AnySource::Memory($source) => $call,
+            #[cfg(feature = "postgres")]
+            AnySource::Postgres($source) => $call,
             #[cfg(feature = "sqlite")]
             AnySource::Sqlite($source) => $call,
         }
@@ -42,6 +48,8 @@ impl Source for AnySource {
 /// What people ask of a database, whichever it is; made by [`crate::admin()`]. Connects anew for each question.
 #[derive(Debug)]
 pub enum AnyAdmin {
+    #[cfg(feature = "postgres")]
+    Postgres { url: crate::Hidden, schema: String },
     #[cfg(feature = "sqlite")]
     Sqlite { path: PathBuf, schema: String },
 }
@@ -50,6 +58,8 @@ impl AnyAdmin {
     /// One row per stream and shard that a relay ever worked for.
     pub async fn status(&self) -> Result<Vec<StreamStatus>, SourceError> {
         match self {
+            #[cfg(feature = "postgres")]
+            AnyAdmin::Postgres { url, schema } => crate::postgres::admin::status(&url.0, schema).await,
             #[cfg(feature = "sqlite")]
             AnyAdmin::Sqlite { path, schema } => crate::sqlite::admin::status(path, schema).await,
         }
@@ -58,6 +68,8 @@ impl AnyAdmin {
     /// What became of an event, in each stream; empty when the log does not have it.
     pub async fn trace(&self, event_id: &str) -> Result<Vec<Trace>, SourceError> {
         match self {
+            #[cfg(feature = "postgres")]
+            AnyAdmin::Postgres { url, schema } => crate::postgres::admin::trace(&url.0, schema, event_id).await,
             #[cfg(feature = "sqlite")]
             AnyAdmin::Sqlite { path, schema } => crate::sqlite::admin::trace(path, schema, event_id).await,
         }
@@ -66,6 +78,8 @@ impl AnyAdmin {
     /// Looks at all that a relay needs of the database; changes nothing.
     pub async fn check(&self) -> Vec<Finding> {
         match self {
+            #[cfg(feature = "postgres")]
+            AnyAdmin::Postgres { url, schema } => crate::postgres::admin::check(&url.0, schema).await,
             #[cfg(feature = "sqlite")]
             AnyAdmin::Sqlite { path, schema } => crate::sqlite::admin::check(path, schema).await,
         }
@@ -74,6 +88,8 @@ impl AnyAdmin {
     /// Makes the tables, or brings them up to date; safe to repeat, and when several start at once.
     pub async fn migrate(&self) -> Result<Migrated, SourceError> {
         match self {
+            #[cfg(feature = "postgres")]
+            AnyAdmin::Postgres { url, schema } => crate::postgres::admin::migrate(&url.0, schema).await,
             #[cfg(feature = "sqlite")]
             AnyAdmin::Sqlite { path, schema } => {
                 let (path, schema) = (path.clone(), schema.clone());
@@ -87,6 +103,8 @@ impl AnyAdmin {
     /// What [`AnyAdmin::migrate`] would run on an empty database.
     pub fn migrate_script(&self) -> Result<String, SourceError> {
         match self {
+            #[cfg(feature = "postgres")]
+            AnyAdmin::Postgres { schema, .. } => crate::postgres::migrate::script(schema),
             #[cfg(feature = "sqlite")]
             AnyAdmin::Sqlite { schema, .. } => Ok(crate::sqlite::script(schema)),
         }
@@ -95,9 +113,10 @@ impl AnyAdmin {
     /// The grants for a writer and a relay with least privilege.
     pub fn roles_script(&self, roles: &Roles) -> Result<String, SourceError> {
         match self {
+            #[cfg(feature = "postgres")]
+            AnyAdmin::Postgres { schema, .. } => crate::postgres::roles::roles_script(schema, &roles.writer, &roles.relay),
             #[cfg(feature = "sqlite")]
             AnyAdmin::Sqlite { .. } => {
-                let _ = roles;
                 Err(crate::refused("SQLite has no roles; the rights on the file and its folder are all there is"))
             }
         }

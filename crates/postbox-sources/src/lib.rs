@@ -18,8 +18,10 @@ use std::time::Duration;
 /// Where an outbox is.
 #[derive(Clone)]
 pub struct Location {
-    /// `sqlite:FILE`, `postgres://..`, or libpq's `host=.. dbname=..`.
+    /// `sqlite:FILE`, `postgres://..`, libpq's `host=.. dbname=..`, or `memory:EVENTS` to measure without a database.
     pub url: String,
+    /// PostgreSQL: where to `LISTEN` when `url` leads through a pooler.
+    pub listen_url: Option<String>,
     /// PostgreSQL: instead of one in the URL; as it is, not percent-encoded.
     pub password: Option<String>,
     /// PostgreSQL: the schema; SQLite: what the tables' names begin with.
@@ -42,6 +44,7 @@ pub struct SourceConfig {
 
 /// What a URL names.
 enum Database {
+    Memory { events: u64 },
     Sqlite(PathBuf),
     Postgres(String),
 }
@@ -52,6 +55,23 @@ enum Database {
 /// A URL that names no database of this build.
 pub fn build(config: &SourceConfig) -> Result<AnySource, SourceError> {
     match config.location.database()? {
+        Database::Memory { events } => {
+            Ok(AnySource::Memory(LogSource::new(memory::MemoryLog::new(events), config.policy)))
+        }
+        #[cfg(feature = "postgres")]
+        Database::Postgres(url) => {
+            let options = postgres::PostgresOptions {
+                listen_url: config.location.listen_url.as_deref().map(|url| config.location.with_password(url)),
+                schema: config.location.schema.clone(),
+                stream: config.stream.as_str().into(),
+                relay: config.relay.as_str().into(),
+                ttl: config.lease,
+                retention: config.retention,
+                dead: config.policy,
+                ..postgres::PostgresOptions::new(url)
+            };
+            Ok(AnySource::Postgres(LogSource::new(postgres::PostgresLog::new(options), config.policy)))
+        }
         #[cfg(feature = "sqlite")]
         Database::Sqlite(path) => {
             let options = sqlite::Options {
@@ -76,6 +96,9 @@ pub fn build(config: &SourceConfig) -> Result<AnySource, SourceError> {
 /// A URL that names no database of this build.
 pub fn admin(location: &Location) -> Result<AnyAdmin, SourceError> {
     match location.database()? {
+        Database::Memory { .. } => Err(refused("events made in memory leave nothing to look at")),
+        #[cfg(feature = "postgres")]
+        Database::Postgres(url) => Ok(AnyAdmin::Postgres { url: Hidden(url), schema: location.schema.clone() }),
         #[cfg(feature = "sqlite")]
         Database::Sqlite(path) => Ok(AnyAdmin::Sqlite { path, schema: location.schema.clone() }),
         #[allow(unreachable_patterns)] // all are reachable without the features
@@ -100,6 +123,10 @@ impl Location {
                 ":memory:" => Err(refused("a database in memory is gone with its connection; name a file, as in sqlite:postbox.db")),
                 path => Ok(Database::Sqlite(path.into())),
             };
+        }
+        if let Some(events) = url.strip_prefix("memory:") {
+            let events = events.parse().map_err(|_| refused("write memory: with a number of events, as in memory:2000000"))?;
+            return Ok(Database::Memory { events });
         }
         let keywords = !url.contains("://") && ["host=", "dbname=", "user=", "service="].iter().any(|k| url.contains(k));
         if url.starts_with("postgres://") || url.starts_with("postgresql://") || keywords {
@@ -128,9 +155,20 @@ impl std::fmt::Debug for Location {
     }
 }
 
+/// A URL that Debug does not show.
+#[derive(Clone)]
+pub struct Hidden(String);
+
+impl std::fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("***")
+    }
+}
+
 impl Database {
     fn missing(&self) -> SourceError {
         let (name, feature) = match self {
+            Database::Memory { .. } => ("memory", "default"),
             Database::Sqlite(_) => ("SQLite", "sqlite"),
             Database::Postgres(_) => ("PostgreSQL", "postgres"),
         };
@@ -147,7 +185,7 @@ mod tests {
     use super::*;
 
     fn location(url: &str, password: Option<&str>) -> Location {
-        Location { url: url.into(), password: password.map(Into::into), schema: "postbox".into() }
+        Location { url: url.into(), listen_url: None, password: password.map(Into::into), schema: "postbox".into() }
     }
 
     #[test]

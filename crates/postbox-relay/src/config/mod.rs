@@ -45,6 +45,7 @@ impl Default for Config {
 pub struct SourceSection {
     pub url: Option<DatabaseUrl>,
     pub url_file: Option<PathBuf>,
+    pub listen_url: Option<DatabaseUrl>,
     pub password: Option<Secret>,
     pub password_file: Option<PathBuf>,
     pub schema: String,
@@ -57,6 +58,7 @@ impl Default for SourceSection {
         SourceSection {
             url: None,
             url_file: None,
+            listen_url: None,
             password: None,
             password_file: None,
             schema: "postbox".into(),

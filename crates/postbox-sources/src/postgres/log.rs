@@ -9,7 +9,7 @@ use crate::postgres::reader::{Pages, ReadSession, Reader};
 use crate::postgres::row::SnapshotText;
 use crate::postgres::sql::{HeldSql, ReadSql, SettleSql};
 use crate::postgres::wake::{Wake, listener};
-use crate::postgres::{PostgresOptions, held, lease, record, retention};
+use crate::postgres::{PostgresOptions, held, lease, migrate, record, retention};
 use postbox_engine::{
     Changes, ClaimLimit, DeadPolicy, HeldPage, HeldQuery, Loaded, Log, LogPage, SourceError, SourceErrorKind,
 };
@@ -116,6 +116,7 @@ impl PostgresLog {
             return Ok((session, identity));
         }
         let session = connect(&self.options.url, Role::Settler, |_| ()).await?;
+        migrate::require(&session, &self.options.schema).await?;
         let identity = examine(&session, &self.options.schema).await?;
         lease::enrol(&session, &self.sql, &self.options).await?;
         Ok((session, identity))

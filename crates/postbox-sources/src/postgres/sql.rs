@@ -1,10 +1,7 @@
 //! Every statement of the log, built once per tenure with the quoted schema. Each was chosen by measurement: the plan
 //! that it must get is said beside it, and the plan tests hold it.
 
-/// `name` as an identifier, whatever it holds.
-pub(crate) fn quoted(name: &str) -> String {
-    format!("\"{}\"", name.replace('"', "\"\""))
-}
+pub(crate) use postbox::schema::quote as quoted;
 
 /// What an event is read by, in the order that `row.rs` expects. `delay` is told by the database's clock.
 const EVENT: &str = "id, event_id, aggregate_type, aggregate_id, aggregate_seq, event_type, schema_version, payload, payload_binary, \
