@@ -66,7 +66,8 @@ async fn full(file: &Path, filler: &Path) -> Result<(), Box<dyn Error>> {
     let source = LogSource::new(SqliteLog::new(Options::new(file)), DeadPolicy::Skip);
     source.acquire().await?;
     let mut block = std::fs::File::create(filler)?;
-    while block.write_all(&[0; 4096]).is_ok() {}
+    while block.write_all(&[0; 512]).is_ok() {}
+    drop(block);
     let mut failures = 0;
     loop {
         let step = async {

@@ -153,7 +153,7 @@ async fn disk_full_in_a_record_changes_nothing() {
     // A table whose numbers are used up answers with the same error as a disk without room.
     db.execute_batch(
         "CREATE TABLE used_up (n INTEGER PRIMARY KEY AUTOINCREMENT); INSERT INTO used_up VALUES (9223372036854775807);
-         CREATE TRIGGER full AFTER INSERT ON postbox_cursor BEGIN INSERT INTO used_up DEFAULT VALUES; END",
+         CREATE TRIGGER full AFTER INSERT ON postbox_cursor BEGIN INSERT INTO used_up VALUES (NULL); END",
     )
     .unwrap();
     let all = [postbox_engine::Settlement { ticket: claim.events[0].ticket, verdict: Verdict::Published }];
@@ -165,11 +165,11 @@ async fn disk_full_in_a_record_changes_nothing() {
     assert_eq!(publish(&source, 2).await, ["a 1", "a 2"]);
 }
 
-/// The same on a real disk of 640 KiB, in a mount namespace of its own.
+/// The same on a real disk of 4 MiB, in a mount namespace of its own.
 #[test]
 fn a_full_disk_is_named_and_the_relay_goes_on_when_there_is_room() {
     let folder = tempfile::tempdir().unwrap();
-    let script = r#"mount -t tmpfs -o size=640k none "$1" && exec "$2" full "$1/shop.db" "$1/filler""#;
+    let script = r#"mount -t tmpfs -o size=4m none "$1" && exec "$2" full "$1/shop.db" "$1/filler""#;
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]);
     let output = command.arg(folder.path()).arg(super::processes::program()).output().unwrap();
@@ -179,18 +179,22 @@ fn a_full_disk_is_named_and_the_relay_goes_on_when_there_is_room() {
     assert!(said.ends_with("all sent after 1 failure\n"), "{said}");
 }
 
-/// A file that may not be written: as another user, since root may write everything.
+/// A file that may not be written, and a folder in which SQLite's own files cannot be made: by mounts, since root may
+/// write everything else.
 #[test]
-fn a_read_only_file_is_named() {
-    let file = File::new();
-    let script = r#"mount -t tmpfs none "$1/ro" && cp "$1/shop.db" "$1/ro/" && mount -o remount,ro "$1/ro" && exec "$2" relay "$1/ro/shop.db" r"#;
-    std::fs::create_dir(file.folder.path().join("ro")).unwrap();
-    let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]);
-    let output = command.arg(file.folder.path()).arg(super::processes::program()).output().unwrap();
-    let complained = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success());
-    assert!(complained.contains("ro/shop.db") && complained.contains("right to write"), "{complained}");
+fn a_read_only_file_and_folder_are_named() {
+    for read_only in ["shop.db", "."] {
+        let file = File::new();
+        let script = r#"mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && exec "$2" relay "$3" r"#;
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]);
+        command.arg(file.folder.path().join(read_only)).arg(super::processes::program()).arg(&file.path);
+        let output = command.output().unwrap();
+        let complained = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success());
+        assert!(complained.contains("shop.db: could not") && complained.contains("right to write"), "{complained}");
+        assert!(complained.contains("Refused"), "{complained}");
+    }
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 /// The example `sqlite_process`, which `cargo test` builds beside this test.
-pub fn program() -> PathBuf {
+pub(crate) fn program() -> PathBuf {
     let here = std::env::current_exe().unwrap();
     let program = here.parent().and_then(|deps| deps.parent()).unwrap().join("examples/sqlite_process");
     assert!(program.exists(), "{} is missing: `cargo build --examples` makes it", program.display());
