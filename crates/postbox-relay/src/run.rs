@@ -109,7 +109,7 @@ pub(crate) fn route(name: &str, stream: &StreamSection) -> Result<Route, Failure
 }
 
 pub(crate) fn sink(name: &str, stream: &StreamSection) -> Result<AnySink, Failure> {
-    let config = stream.sink_config().map_err(|what| Failure::usage(format!("stream.{name}.{what}")))?;
+    let config = stream.sink_config(name)?;
     postbox_sinks::build(&config).map_err(|error| Failure::usage(format!("stream.{name}: {}", with_causes(&error))))
 }
 

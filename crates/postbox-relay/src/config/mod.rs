@@ -4,6 +4,7 @@
 mod load;
 mod overlay;
 mod show;
+mod sinks;
 #[cfg(test)]
 mod tests;
 mod units;
@@ -109,16 +110,7 @@ pub struct StreamSection {
     pub dead: DeadName,
     pub routes: Vec<Rule>,
     pub retry: RetrySection,
-}
-
-impl StreamSection {
-    /// What the sink is made of.
-    pub(crate) fn sink_config(&self) -> Result<postbox_sinks::SinkConfig, String> {
-        match self.sink {
-            SinkName::Stdout => Ok(postbox_sinks::SinkConfig::Stdout(Default::default())),
-            name => Err(format!("sink: this build has no {}", name.as_str())),
-        }
-    }
+    pub(crate) kafka: Option<sinks::KafkaTable>,
 }
 
 impl Default for StreamSection {
@@ -128,6 +120,7 @@ impl Default for StreamSection {
             dead: DeadName::Skip,
             routes: vec![everything_by_type()],
             retry: RetrySection::default(),
+            kafka: None,
         }
     }
 }
@@ -143,17 +136,6 @@ fn everything_by_type() -> Rule {
 pub enum SinkName {
     Stdout,
     Kafka,
-    Webhook,
-}
-
-impl SinkName {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            SinkName::Stdout => "stdout",
-            SinkName::Kafka => "kafka",
-            SinkName::Webhook => "webhook",
-        }
-    }
 }
 
 /// See [`DeadPolicy`].

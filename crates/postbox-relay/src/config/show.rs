@@ -62,7 +62,8 @@ fn mask(key: &str, table: &mut Table) {
 
 fn mask_value(key: &str, value: &mut Value) {
     let key = key.to_lowercase();
-    let secret = SECRET.iter().any(|end| key.ends_with(end)) && !PLACE.iter().any(|end| key.ends_with(end));
+    let free = key.contains(".options."); // a sink's free options: what they hold is unknown
+    let secret = free || SECRET.iter().any(|end| key.ends_with(end)) && !PLACE.iter().any(|end| key.ends_with(end));
     match value {
         Value::Table(table) => mask(&key, table),
         Value::Array(items) => items.iter_mut().for_each(|item| mask_value(&key, item)),

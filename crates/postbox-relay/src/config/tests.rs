@@ -81,12 +81,36 @@ fn with_url(mut config: Config) -> Config {
     config
 }
 
+/// The default file with its commented sink tables in force.
+fn with_sinks() -> String {
+    let (head, sinks) = DEFAULT_TOML.split_once("\n# [stream.main.kafka]").unwrap();
+    let sinks: Vec<&str> = sinks.lines().map(|line| line.strip_prefix("# ").unwrap_or(line)).collect();
+    format!("{head}\n[stream.main.kafka]{}", sinks.join("\n"))
+}
+
+#[cfg(feature = "kafka")]
+#[test]
+fn the_sinks_tables_equal_the_codes_defaults() {
+    // What has no default stands there as an example.
+    let examples = ["ca_file", "certificate_file", "key_file", "user", "password", "password_file"];
+    let is_example = |line: &&str| !examples.iter().any(|key| line.starts_with(&format!("{key} = ")));
+    let written: Vec<String> = with_sinks().lines().filter(is_example).map(str::to_owned).collect();
+    let kafka = |text: &str| format!("{:#?}", read(text, &[]).unwrap().stream["main"].kafka);
+    let least = "[stream.main.kafka]\nbrokers = \"127.0.0.1:9092\"\n";
+    assert_eq!(kafka(&written.join("\n")), kafka(least));
+    let text = with_sinks();
+    let text = text.split_once("[stream.main.kafka]").unwrap().1;
+    for key in known_keys("stream.main.kafka") {
+        assert!(text.lines().any(|line| line.starts_with(&format!("{key} = "))), "{key} is not in the default file");
+    }
+}
+
 #[test]
 fn what_the_default_file_has_commented_out_is_known_too() {
     // `# key = value` is a key; talk begins with a capital or has no `=`.
     let mut checked = 0;
     let mut section = String::new();
-    for line in DEFAULT_TOML.lines() {
+    for line in DEFAULT_TOML.split("\n# [").next().unwrap().lines() {
         if line.starts_with('[') {
             section = line.to_owned();
         }
