@@ -2,7 +2,7 @@
 //! Each question has a connection of its own. Only `migrate` changes anything.
 
 use super::connect::{Role, Session, connect};
-use super::error::{STATEMENT_TIMEOUT, failed, within};
+use super::error::{STATEMENT_TIMEOUT, failed, refused, within};
 use super::identity::examine;
 use super::migrate;
 use super::sql::quoted;
@@ -74,6 +74,15 @@ pub async fn migrate(url: &str, schema: &str) -> Result<Migrated, SourceError> {
     let mut session = connect(url, Role::Admin, |_| ()).await?;
     let migrate::Migrated { from, to } = migrate::migrate(&mut session.client, schema).await?;
     Ok(Migrated { from, to })
+}
+
+/// Writes one event in a transaction of its own.
+pub async fn publish(url: &str, schema: &str, event: &postbox::Event) -> Result<(), SourceError> {
+    let mut session = open(url, schema).await?;
+    let tx = within(STATEMENT_TIMEOUT, "begin", session.client.transaction()).await?;
+    let published = postbox::Outbox::new(schema).publish(&tx, event).await;
+    published.map_err(|e| refused(e.to_string()).caused_by(e))?;
+    within(STATEMENT_TIMEOUT, "commit", tx.commit()).await
 }
 
 async fn open(url: &str, schema: &str) -> Result<Session, SourceError> {
