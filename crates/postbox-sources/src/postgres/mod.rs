@@ -4,6 +4,7 @@
 //! Follow an event: `reader` finds it, `row` copies it into a page, the engine publishes it, `record` settles it.
 //! A relay holds four connections to the database (see `log`); a fifth never.
 
+pub mod admin;
 mod connect;
 mod error;
 mod held;
