@@ -21,7 +21,8 @@ pub(crate) struct Shop {
 pub(crate) fn open(path: &Path, schema: &str) -> Result<Shop, Failure> {
     let mut shop = Connection::open(path).map_err(failed)?;
     shop.busy_timeout(Duration::from_secs(5)).map_err(failed)?;
-    let table = "CREATE TABLE IF NOT EXISTS shop_order (id INTEGER PRIMARY KEY, customer TEXT, total INTEGER, status TEXT)";
+    let table =
+        "CREATE TABLE IF NOT EXISTS shop_order (id INTEGER PRIMARY KEY, customer TEXT, total INTEGER, status TEXT)";
     shop.execute_batch(table).map_err(failed)?;
     let (open, closed) = mpsc::channel();
     let schema = schema.to_owned();
@@ -74,13 +75,16 @@ fn place(tx: &Transaction<'_>, schema: &str, step: i64) -> rusqlite::Result<()> 
 }
 
 fn advance(tx: &Transaction<'_>, schema: &str, from: &str, to: &str) -> rusqlite::Result<()> {
-    let sql = "UPDATE shop_order SET status = ?2 WHERE id = (SELECT min(id) FROM shop_order WHERE status = ?1) RETURNING id";
+    let sql =
+        "UPDATE shop_order SET status = ?2 WHERE id = (SELECT min(id) FROM shop_order WHERE status = ?1) RETURNING id";
     let order: i64 = tx.query_row(sql, (from, to), |row| row.get(0))?;
     publish(tx, schema, order, &format!("order.{to}"), "{}")
 }
 
 fn publish(tx: &Transaction<'_>, schema: &str, order: i64, event_type: &str, payload: &str) -> rusqlite::Result<()> {
-    let sql = format!("INSERT INTO \"{schema}_outbox\" (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', ?1, ?2, ?3)");
+    let sql = format!(
+        "INSERT INTO \"{schema}_outbox\" (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', ?1, ?2, ?3)"
+    );
     tx.execute(&sql, (order.to_string(), event_type, payload))?;
     Ok(())
 }
