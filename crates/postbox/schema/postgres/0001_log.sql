@@ -123,7 +123,7 @@ CREATE TABLE {schema}.held (
   event_type       text        NOT NULL,
   event_created_at timestamptz NOT NULL,
   state            text        NOT NULL CHECK (state IN ('retry', 'waiting', 'delayed', 'dead', 'replay', 'done')),
-  attempts         integer     NOT NULL DEFAULT 0,
+  attempts         integer     NOT NULL DEFAULT 0,                            -- that failed
   due_at           timestamptz,
   error            text,
   relay            text,                       -- the last one that changed it
@@ -265,7 +265,7 @@ BEGIN ATOMIC
     o.created_at,
     CASE WHEN h.state = 'done' THEN h.changed_at WHEN h.state IS NULL THEN c.at END,
     CASE WHEN h.state IS NULL THEN c.relay ELSE h.relay END,
-    CASE WHEN h.state IS NOT NULL THEN h.attempts WHEN c.at IS NOT NULL THEN 1 ELSE 0 END,
+    CASE WHEN h.state = 'done' THEN h.attempts + 1 WHEN h.state IS NOT NULL THEN h.attempts WHEN c.at IS NOT NULL THEN 1 ELSE 0 END,
     h.error
   FROM {schema}.outbox o
   LEFT JOIN {schema}.lease l ON o.slot % l.shards = l.shard
