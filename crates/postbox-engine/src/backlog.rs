@@ -1,7 +1,10 @@
 //! The outbox in memory, pure: the buffer of the log sources, the reference model of the tests, and the fake
 //! database of the simulator. It alone decides which event may go next and when the cursor may pass.
 
-use crate::Event;
+use crate::lanes::KeyIsHash;
+use crate::log::{HeldEvent, HeldQuery, Loaded, LogPage};
+use crate::{ClaimLimit, Claimed, Event, Settlement, Verdict};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,6 +58,355 @@ pub struct Changes<M> {
     pub held: Vec<HeldChange>,
 }
 
-/// Stub.
+/// Events between the log and the relay. `M` is a position in the log.
 #[derive(Debug)]
-pub struct Backlog<M>(std::marker::PhantomData<M>);
+pub struct Backlog<M> {
+    policy: DeadPolicy,
+    /// Read and not passed yet, oldest first.
+    pages: VecDeque<Page<M>>,
+    /// Ticket of the next event read.
+    next: u64,
+    /// Ticket of the first event that no claim has looked at.
+    fresh: u64,
+    /// Claimed once and released: they go before fresh ones.
+    again: BTreeSet<u64>,
+    /// Keys in trouble.
+    keys: HashMap<u64, Key, KeyIsHash>,
+    /// Keys whose waiting rows may go.
+    open: BTreeSet<u64>,
+    /// Held events in the relay's hands, by ticket.
+    held: BTreeMap<u64, HeldEvent>,
+    next_held: u64,
+    /// Changes of rows that are held already.
+    changes: Vec<HeldChange>,
+    events: usize,
+}
+
+#[derive(Debug)]
+struct Page<M> {
+    first: u64,
+    entries: Vec<Entry>,
+    /// Entries whose fate is not decided.
+    undecided: usize,
+    mark: M,
+    /// Rows to insert when the cursor passes this page.
+    held: Vec<HeldChange>,
+    max_id: i64,
+}
+
+#[derive(Debug)]
+enum Entry {
+    Unclaimed(Event),
+    InHand(Event),
+    Decided,
+}
+
+#[derive(Debug, Default)]
+struct Key {
+    /// Held rows of this key that hold later events up and are not in hand.
+    rows: u32,
+    /// The first of them waits for its time or for an operator.
+    blocked: bool,
+}
+
+/// Tickets of held events have this bit.
+const HELD: u64 = 1 << 63;
+
+impl<M: Clone> Backlog<M> {
+    pub fn new(policy: DeadPolicy) -> Backlog<M> {
+        Backlog {
+            policy,
+            pages: VecDeque::new(),
+            next: 0,
+            fresh: 0,
+            again: BTreeSet::new(),
+            keys: HashMap::default(),
+            open: BTreeSet::new(),
+            held: BTreeMap::new(),
+            next_held: 0,
+            changes: Vec::new(),
+            events: 0,
+        }
+    }
+
+    /// Starts from what the held rows say; see [`Loaded`].
+    pub fn load(&mut self, loaded: &Loaded) {
+        for &(key, rows, blocked) in &loaded.keys {
+            self.keys.insert(key, Key { rows, blocked });
+            self.open_or_close(key);
+        }
+    }
+
+    /// Events read and not passed by the cursor.
+    pub fn events(&self) -> usize {
+        self.events
+    }
+
+    /// A page of the log, after all earlier ones.
+    pub fn push(&mut self, page: LogPage<M>) {
+        let LogPage { events, delays, mark } = page;
+        let (first, undecided) = (self.next, events.len());
+        let max_id = events.iter().map(Event::id).max().unwrap_or_default();
+        self.next += events.len() as u64;
+        self.events += events.len();
+        let entries = events.into_iter().map(Entry::Unclaimed).collect();
+        self.pages.push_back(Page { first, entries, undecided, mark, held: Vec::new(), max_id });
+        for (index, delay) in delays {
+            let ticket = first + u64::from(index);
+            let event = self.decide(ticket).expect("it was read just now");
+            self.hold(ticket, event, HeldState::Delayed, 0, delay, None);
+        }
+    }
+
+    /// Takes ready events: a prefix of each key's. Those of a key in trouble are put behind it instead.
+    pub fn claim(&mut self, limit: ClaimLimit) -> Vec<Claimed> {
+        let (mut taken, mut bytes) = (Vec::new(), 0);
+        while taken.len() < limit.events_max {
+            let ticket = match self.again.first() {
+                Some(&ticket) => ticket,
+                None if self.fresh < self.next => self.fresh,
+                None => break,
+            };
+            let entry = self.entry(ticket);
+            let event = match entry {
+                Some(Entry::Unclaimed(event)) => event.clone(),
+                _ => {
+                    self.looked_at(ticket);
+                    continue;
+                }
+            };
+            if !self.keys.is_empty() && self.keys.contains_key(&event.key()) {
+                self.looked_at(ticket);
+                self.wait(ticket);
+                continue;
+            }
+            bytes += event.bytes();
+            if bytes > limit.bytes_max && !taken.is_empty() {
+                break;
+            }
+            if let Some(entry) = self.entry(ticket) {
+                *entry = Entry::InHand(event.clone());
+            }
+            self.looked_at(ticket);
+            taken.push(Claimed { ticket, event, attempts: 0, replay: false });
+        }
+        taken
+    }
+
+    fn looked_at(&mut self, ticket: u64) {
+        if !self.again.remove(&ticket) {
+            self.fresh = ticket + 1;
+        }
+    }
+
+    /// What to ask the log's held rows for now.
+    pub fn held_query(&self, limit: ClaimLimit) -> HeldQuery {
+        HeldQuery {
+            limit,
+            open: self.open.iter().copied().collect(),
+            skip: self.held.values().map(|h| h.event.id()).collect(),
+        }
+    }
+
+    /// Keys have waiting rows that may go.
+    pub fn has_open(&self) -> bool {
+        !self.open.is_empty()
+    }
+
+    /// Takes held events that may go now, in id order.
+    pub fn claim_held(&mut self, events: Vec<HeldEvent>) -> Vec<Claimed> {
+        events.into_iter().filter_map(|held| self.claim_one_held(held)).collect()
+    }
+
+    fn claim_one_held(&mut self, held: HeldEvent) -> Option<Claimed> {
+        let key = held.event.key();
+        match held.state {
+            HeldState::Retry => self.row_taken(key),
+            HeldState::Waiting if self.open.contains(&key) => self.row_taken(key),
+            // Its time came while its key is in trouble: it queues up there.
+            HeldState::Delayed if self.keys.contains_key(&key) => {
+                self.keys.entry(key).or_default().rows += 1;
+                self.change(held.event, HeldState::Waiting, held.attempts, Duration::ZERO, None);
+                return None;
+            }
+            HeldState::Delayed | HeldState::Replay => {}
+            HeldState::Waiting | HeldState::Dead | HeldState::Done => return None,
+        }
+        let ticket = HELD | self.next_held;
+        self.next_held += 1;
+        let replay = held.state == HeldState::Replay;
+        let claimed = Claimed { ticket, event: held.event.clone(), attempts: held.attempts, replay };
+        self.held.insert(ticket, held);
+        Some(claimed)
+    }
+
+    /// Takes verdicts. Unknown tickets are ignored: a repetition changes nothing.
+    pub fn settle(&mut self, settlements: &[Settlement]) {
+        // What is released waits behind a failed event of its key, wherever that stands in the list.
+        let (released, decided): (Vec<_>, Vec<_>) = settlements.iter().partition(|s| s.verdict == Verdict::Release);
+        for s in decided.into_iter().chain(released) {
+            if s.ticket & HELD == 0 {
+                self.settle_fresh(s.ticket, &s.verdict);
+            } else if let Some(held) = self.held.remove(&s.ticket) {
+                self.settle_held(held, &s.verdict);
+            }
+        }
+    }
+
+    fn settle_fresh(&mut self, ticket: u64, verdict: &Verdict) {
+        let Some(entry @ Entry::InHand(_)) = self.entry(ticket) else { return };
+        if *verdict == Verdict::Release {
+            let Entry::InHand(event) = std::mem::replace(entry, Entry::Decided) else { unreachable!("matched above") };
+            let troubled = self.keys.contains_key(&event.key());
+            if let Some(entry) = self.entry(ticket) {
+                *entry = Entry::Unclaimed(event);
+            }
+            if troubled {
+                self.wait(ticket);
+            } else {
+                self.again.insert(ticket);
+            }
+            return;
+        }
+        let Some(event) = self.decide(ticket) else { return };
+        match verdict {
+            Verdict::Retry { after, attempts, error } => {
+                self.hold(ticket, event, HeldState::Retry, *attempts, *after, Some(error.clone()));
+            }
+            Verdict::Dead { attempts, error } => {
+                self.hold(ticket, event, HeldState::Dead, *attempts, Duration::ZERO, Some(error.clone()));
+            }
+            Verdict::Published | Verdict::Release => {}
+        }
+    }
+
+    fn settle_held(&mut self, held: HeldEvent, verdict: &Verdict) {
+        let HeldEvent { event, attempts, state } = held;
+        let key = event.key();
+        // Only the event that blocked its key frees it.
+        let frees = state == HeldState::Retry;
+        match verdict {
+            Verdict::Published => {
+                self.change(event, HeldState::Done, attempts, Duration::ZERO, None);
+                self.free(key, frees);
+            }
+            Verdict::Retry { after, attempts, error } => {
+                self.block(key);
+                self.change(event, HeldState::Retry, *attempts, *after, Some(error.clone()));
+            }
+            Verdict::Dead { attempts, error } => {
+                self.change(event, HeldState::Dead, *attempts, Duration::ZERO, Some(error.clone()));
+                match self.policy {
+                    DeadPolicy::Skip => self.free(key, frees),
+                    DeadPolicy::Block => self.block(key),
+                }
+            }
+            // Its row stands as it was, and will be found again.
+            Verdict::Release if matches!(state, HeldState::Retry | HeldState::Waiting) => {
+                self.keys.entry(key).or_default().rows += 1;
+                self.open_or_close(key);
+            }
+            Verdict::Release => {}
+        }
+    }
+
+    /// What is to be written now, if anything: call `settle` or `push` first, then write it, all or none.
+    pub fn changes(&mut self) -> Option<Changes<M>> {
+        let mut changes = Changes { mark: None, events: 0, max_id: 0, held: std::mem::take(&mut self.changes) };
+        while self.pages.front().is_some_and(|p| p.undecided == 0) {
+            let page = self.pages.pop_front().expect("it was there just now");
+            let passed = page.entries.len();
+            self.events -= passed;
+            changes.events += u32::try_from(passed).expect("a page has fewer than 2^32 events");
+            changes.max_id = changes.max_id.max(page.max_id);
+            changes.held.extend(page.held);
+            changes.mark = Some(page.mark);
+        }
+        (changes.mark.is_some() || !changes.held.is_empty()).then_some(changes)
+    }
+
+    fn page(&mut self, ticket: u64) -> Option<&mut Page<M>> {
+        let index = self.pages.partition_point(|p| p.first <= ticket).checked_sub(1)?;
+        self.pages.get_mut(index)
+    }
+
+    fn entry(&mut self, ticket: u64) -> Option<&mut Entry> {
+        let page = self.page(ticket)?;
+        let index = usize::try_from(ticket - page.first).ok()?;
+        page.entries.get_mut(index)
+    }
+
+    /// Marks an event as decided and hands it out; `None` when it was before.
+    fn decide(&mut self, ticket: u64) -> Option<Event> {
+        let entry = std::mem::replace(self.entry(ticket)?, Entry::Decided);
+        let (Entry::Unclaimed(event) | Entry::InHand(event)) = entry else { return None };
+        self.page(ticket)?.undecided -= 1;
+        Some(event)
+    }
+
+    /// Puts an unclaimed event behind its key, which is in trouble.
+    fn wait(&mut self, ticket: u64) {
+        if let Some(event) = self.decide(ticket) {
+            self.hold(ticket, event, HeldState::Waiting, 0, Duration::ZERO, None);
+        }
+    }
+
+    /// A new held row, written when the cursor passes the event's page.
+    fn hold(
+        &mut self,
+        ticket: u64,
+        event: Event,
+        state: HeldState,
+        attempts: u32,
+        due: Duration,
+        error: Option<Arc<str>>,
+    ) {
+        let key = event.key();
+        match state {
+            HeldState::Retry => self.block(key),
+            HeldState::Dead if self.policy == DeadPolicy::Block => self.block(key),
+            HeldState::Waiting => self.keys.entry(key).or_default().rows += 1,
+            _ => {}
+        }
+        let page = self.page(ticket).expect("an undecided event keeps its page");
+        page.held.push(HeldChange { event, state, attempts, due, error });
+    }
+
+    fn change(&mut self, event: Event, state: HeldState, attempts: u32, due: Duration, error: Option<Arc<str>>) {
+        self.changes.push(HeldChange { event, state, attempts, due, error });
+    }
+
+    /// A row of this key holds it up until its time comes.
+    fn block(&mut self, key: u64) {
+        let k = self.keys.entry(key).or_default();
+        k.rows += 1;
+        k.blocked = true;
+        self.open_or_close(key);
+    }
+
+    /// One of the key's held rows is in hand now. A retry goes on blocking its key until it is published.
+    fn row_taken(&mut self, key: u64) {
+        let k = self.keys.entry(key).or_default();
+        k.rows = k.rows.saturating_sub(1);
+        self.open_or_close(key);
+    }
+
+    fn free(&mut self, key: u64, frees: bool) {
+        if let Some(k) = self.keys.get_mut(&key) {
+            k.blocked &= !frees;
+            self.open_or_close(key);
+        }
+    }
+
+    fn open_or_close(&mut self, key: u64) {
+        let Some(k) = self.keys.get(&key) else { return };
+        if k.rows > 0 && !k.blocked {
+            self.open.insert(key);
+        } else {
+            self.open.remove(&key);
+        }
+        if k.rows == 0 && !k.blocked {
+            self.keys.remove(&key);
+        }
+    }
+}

@@ -1,11 +1,14 @@
 //! The log source, whatever the database: a [`Backlog`] in memory, kept in step with a [`Log`] in a database.
 //! It decides nothing about order or held events (the backlog does) and nothing about SQL (the log does).
 
-use crate::backlog::{Changes, DeadPolicy};
-use crate::{Claim, ClaimLimit, Event, Settlement, Source, SourceError};
+use crate::backlog::{Backlog, Changes, DeadPolicy, HeldChange, HeldState};
+use crate::{Claim, ClaimLimit, Claimed, Event, Settlement, Source, SourceError};
 use std::fmt::Debug;
 use std::future::Future;
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::time::Instant;
 
 /// An insert-only log of events in a database, with its cursor, its lease and its held rows.
 pub trait Log: Send + Sync + 'static {
@@ -74,39 +77,185 @@ pub struct HeldPage {
 pub struct HeldEvent {
     pub event: Event,
     pub attempts: u32,
-    pub state: crate::HeldState,
+    pub state: HeldState,
 }
 
 /// A [`Source`] over a [`Log`].
 pub struct LogSource<L: Log> {
     log: L,
     policy: DeadPolicy,
+    /// Locked for moments only, never across an await.
+    inner: Mutex<Inner<L::Mark>>,
+    /// One write at a time; holds what is being written, so that a dropped caller loses nothing.
+    writing: tokio::sync::Mutex<Option<Changes<L::Mark>>>,
+    /// Something changed that a waiting claim should look at.
+    changed: Notify,
 }
+
+struct Inner<M> {
+    backlog: Backlog<M>,
+    /// When to ask for held events next.
+    held_at: Option<Instant>,
+}
+
+/// The cursor cannot pass what is undecided; so many events behind that are read at most.
+const UNSETTLED_MAX: usize = 65_536;
 
 impl<L: Log> LogSource<L> {
     pub fn new(log: L, policy: DeadPolicy) -> LogSource<L> {
-        LogSource { log, policy }
+        let inner = Mutex::new(Inner { backlog: Backlog::new(policy), held_at: None });
+        LogSource { log, policy, inner, writing: tokio::sync::Mutex::new(None), changed: Notify::new() }
     }
     pub fn log(&self) -> &L {
-        let _ = self.policy;
         &self.log
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner<L::Mark>> {
+        self.inner.lock().expect("no panic while it was locked")
+    }
+
+    /// Writes what is to be written. Safe to drop: the next call writes it again, which is harmless.
+    async fn write(&self) -> Result<(), SourceError> {
+        let mut writing = self.writing.lock().await;
+        loop {
+            if writing.is_none() {
+                *writing = self.inner().backlog.changes();
+            }
+            let Some(changes) = &*writing else { return Ok(()) };
+            self.log.record(changes).await?;
+            let due = |c: &HeldChange| matches!(c.state, HeldState::Retry | HeldState::Delayed).then_some(c.due);
+            let now = Instant::now();
+            let mut inner = self.inner();
+            if let Some(due) = changes.held.iter().filter_map(due).min() {
+                inner.held_by(now + due);
+            }
+            if inner.backlog.has_open() {
+                inner.held_by(now);
+            }
+            drop(inner);
+            *writing = None;
+            self.changed.notify_waiters();
+        }
+    }
+
+    async fn claim_held(&self, limit: ClaimLimit) -> Result<Vec<Claimed>, SourceError> {
+        let query = {
+            let mut inner = self.inner();
+            inner.held_at = None;
+            inner.backlog.held_query(limit)
+        };
+        let mut unasked = AskAgain { source: self, armed: true };
+        let page = self.log.held(&query).await?;
+        unasked.armed = false;
+        let mut inner = self.inner();
+        if let Some(due) = page.next_due {
+            inner.held_by(Instant::now() + due);
+        }
+        Ok(inner.backlog.claim_held(page.events))
+    }
+}
+
+/// A question for held events that got no answer, by an error or because the claim was dropped, is asked again.
+struct AskAgain<'a, L: Log> {
+    source: &'a LogSource<L>,
+    armed: bool,
+}
+
+impl<L: Log> Drop for AskAgain<'_, L> {
+    fn drop(&mut self) {
+        if self.armed {
+            self.source.inner().held_by(Instant::now());
+        }
+    }
+}
+
+impl<M> Inner<M> {
+    fn held_by(&mut self, at: Instant) {
+        self.held_at = Some(self.held_at.map_or(at, |old| old.min(at)));
     }
 }
 
 impl<L: Log> Source for LogSource<L> {
     async fn acquire(&self) -> Result<Duration, SourceError> {
-        std::future::pending().await
+        let (asked, ttl) = loop {
+            let asked = Instant::now();
+            match self.log.acquire().await? {
+                Ok(ttl) => break (asked, ttl),
+                Err(remaining) => tokio::time::sleep(remaining.min(STAND_BY_POLL)).await,
+            }
+        };
+        let mut writing = self.writing.lock().await;
+        *writing = None;
+        let loaded = self.log.load().await?;
+        let mut backlog = Backlog::new(self.policy);
+        backlog.load(&loaded);
+        let now = Instant::now();
+        let mut held_at = loaded.next_due.map(|due| now + due);
+        if backlog.has_open() {
+            held_at = Some(now);
+        }
+        *self.inner() = Inner { backlog, held_at };
+        Ok(ttl.saturating_sub(asked.elapsed()))
     }
+
     async fn renew(&self) -> Result<Duration, SourceError> {
-        self.log.renew().await
+        let asked = Instant::now();
+        let ttl = self.log.renew().await?;
+        Ok(ttl.saturating_sub(asked.elapsed()))
     }
-    async fn claim(&self, _: ClaimLimit) -> Result<Claim, SourceError> {
-        std::future::pending().await
+
+    async fn claim(&self, limit: ClaimLimit) -> Result<Claim, SourceError> {
+        loop {
+            let changed = self.changed.notified();
+            let held_at = self.inner().held_at;
+            if held_at.is_some_and(|at| at <= Instant::now()) {
+                let events = self.claim_held(limit).await?;
+                if !events.is_empty() {
+                    return Ok(Claim { events });
+                }
+            }
+            let (events, full) = {
+                let mut inner = self.inner();
+                let events = inner.backlog.claim(limit);
+                (events, inner.backlog.events() >= UNSETTLED_MAX)
+            };
+            if !events.is_empty() {
+                return Ok(Claim { events });
+            }
+            // Pages that need no relay (all delayed, or waiting behind a key) are passed here.
+            self.write().await?;
+            let held_at = self.inner().held_at;
+            let held_due = async {
+                match held_at {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased; // held events are older than what is still to be read
+                () = held_due => {}
+                () = changed => {}
+                page = self.log.read(limit), if !full => self.inner().backlog.push(page?),
+            }
+        }
     }
-    async fn settle(&self, _: &[Settlement]) -> Result<(), SourceError> {
-        Ok(())
+
+    async fn settle(&self, settlements: &[Settlement]) -> Result<(), SourceError> {
+        {
+            let mut inner = self.inner();
+            inner.backlog.settle(settlements);
+            if inner.backlog.has_open() {
+                inner.held_by(Instant::now());
+            }
+        }
+        self.changed.notify_waiters();
+        self.write().await
     }
+
     async fn release(&self) -> Result<(), SourceError> {
         self.log.release().await
     }
 }
+
+/// How often a relay that stands by looks whether the lease was handed over.
+const STAND_BY_POLL: Duration = Duration::from_millis(250);

@@ -1,10 +1,17 @@
-//! The one loop: claim, lanes, send, settle.
+//! The one loop: claim, lanes, send, settle. It holds the lease as long as it sends, and not a moment shorter.
+//! [`Relay::run`] is the outer loop, one [`Tenure`] per lease the inner one.
+
+mod tenure;
 
 use crate::telemetry::Counters;
-use crate::{Retry, Route, Sink, Source, SourceError};
+use crate::{Retry, Rng, Route, Sink, Source, SourceError, SourceErrorKind};
 use std::future::Future;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
+use tenure::{End, Tenure};
+use tokio::time::Instant;
 
 /// How a relay runs.
 #[derive(Clone, Debug)]
@@ -28,8 +35,8 @@ impl Default for RelayOptions {
     fn default() -> RelayOptions {
         RelayOptions {
             stream: "main".into(),
-            events_max: 16_384,     // eight pages of 2,000: fewer leave cores idle when draining
-            bytes_max: 16 << 20,    // in hand; the sink's own queue comes on top
+            events_max: 16_384,  // eight batches of 2,000: fewer leave cores idle when draining
+            bytes_max: 16 << 20, // in hand; the sink's own queue comes on top
             retry: Retry::default(),
             send_timeout: Duration::from_secs(30),
             drain_timeout: Duration::from_secs(10),
@@ -56,6 +63,9 @@ pub enum Stopped {
     Abandoned { in_flight: usize },
 }
 
+/// The longest pause during an outage of the database or the destination: both are back for us within seconds.
+const OUTAGE_PAUSE_MAX: Duration = Duration::from_secs(5);
+
 impl<S: Source, K: Sink> Relay<S, K> {
     pub fn new(source: Arc<S>, sink: Arc<K>, route: Route, options: RelayOptions) -> Relay<S, K> {
         Relay { source, sink, route, options, counters: Arc::default() }
@@ -66,12 +76,58 @@ impl<S: Source, K: Sink> Relay<S, K> {
         self.counters.clone()
     }
 
-    /// Runs until `stop` resolves, then drains. Outages of database and destination are waited out.
+    /// Runs until `stop` resolves, then drains and hands the lease over. Outages of database and destination are
+    /// waited out.
     ///
     /// # Errors
     /// A source error of kind `Refused`: an operator must act.
     pub async fn run(self, stop: impl Future<Output = ()> + Send) -> Result<Stopped, SourceError> {
-        let _ = (stop, self.source, self.sink, self.route, self.options);
-        Ok(Stopped::Clean)
+        let mut stop: Pin<&mut (dyn Future<Output = ()> + Send)> = pin!(stop);
+        let mut rng = Rng::new(self.options.seed);
+        let (mut failures, stream) = (0, self.options.stream.clone());
+        loop {
+            let acquired = tokio::select! {
+                biased; // a stop signal wins over a lease that comes at the same moment
+                () = &mut stop => {
+                    self.hand_over().await;
+                    return Ok(Stopped::Clean);
+                }
+                acquired = self.source.acquire() => acquired,
+            };
+            let began = Instant::now();
+            let end = match acquired {
+                Ok(proven) => Tenure::new(&self, proven, &mut rng).run(&mut stop).await,
+                Err(error) => End::Lost(error),
+            };
+            self.counters.leading.store(false, Relaxed);
+            self.counters.in_hand.store(0, Relaxed);
+            let error = match end {
+                End::Stopped(stopped) => {
+                    self.hand_over().await;
+                    return Ok(stopped);
+                }
+                End::Lost(error) => error,
+            };
+            self.counters.failed(&error);
+            match error.kind {
+                SourceErrorKind::Refused => return Err(error),
+                SourceErrorKind::LeaseLost => tracing::warn!(%stream, "the lease is lost: standing by"),
+                SourceErrorKind::Unavailable => tracing::warn!(%stream, %error, "the source is out"),
+            }
+            failures = if began.elapsed() > OUTAGE_PAUSE_MAX { 1 } else { failures + 1 };
+            let pause = self.options.retry.pause(failures, &mut rng).min(OUTAGE_PAUSE_MAX);
+            tokio::select! {
+                biased; // stop first, as above
+                () = &mut stop => return Ok(Stopped::Clean),
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    /// Failing to hand over costs the next relay a wait for the lease's end, nothing else.
+    async fn hand_over(&self) {
+        if let Err(error) = self.source.release().await {
+            tracing::warn!(stream = %self.options.stream, %error, "the lease was not handed over; it ends by itself");
+        }
     }
 }

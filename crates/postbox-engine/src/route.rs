@@ -37,7 +37,9 @@ pub enum Envelope {
 #[non_exhaustive]
 pub enum RouteError {
     /// No rule matches.
-    #[error("no route for aggregate type {aggregate_type:?}, event type {event_type:?}; add a rule to the stream's routes")]
+    #[error(
+        "no route for aggregate type {aggregate_type:?}, event type {event_type:?}; add a rule to the stream's routes"
+    )]
     NoRule { aggregate_type: String, event_type: String },
     /// The row's headers are no JSON object of strings.
     #[error("headers are not a JSON object of strings: {0}")]

@@ -9,7 +9,7 @@ use std::time::Duration;
 /// first, and again after every error. See the suite in `postbox-testkit` for the rules that each source must pass.
 pub trait Source: Send + Sync + 'static {
     /// Waits until the lease is ours, as long as another relay holds it; then reads all state anew. Returns for how
-    /// long the lease is proven, counted from before the request was sent. Safe to drop.
+    /// long from now the lease is proven (what the request itself took is left out). Safe to drop.
     fn acquire(&self) -> impl Future<Output = Result<Duration, SourceError>> + Send;
 
     /// Proves the lease again and prolongs it; returns as `acquire` does.

@@ -1,0 +1,292 @@
+//! One tenure of the lease: everything in hand belongs to it and is forgotten with it.
+
+use super::{OUTAGE_PAUSE_MAX, Relay, Stopped};
+use crate::telemetry::Counters;
+use crate::{
+    Batch, Claim, ClaimLimit, Lanes, Message, Outcome, Rng, SendError, SendErrorKind, Settlement, Sink, Source,
+    SourceError, Verdict,
+};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use std::future::{Future, pending, poll_fn};
+use std::pin::Pin;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::Poll;
+use std::time::Duration;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
+
+pub(super) enum End {
+    Stopped(Stopped),
+    Lost(SourceError),
+}
+
+/// A batch that came back: which, and one result per message that was sent. `None`: it timed out.
+type Sent = (Batch, Option<Vec<Result<(), SendError>>>);
+type Waiting<T> = Option<Pin<Box<dyn Future<Output = T> + Send>>>;
+
+pub(super) struct Tenure<'a, S, K> {
+    relay: &'a Relay<S, K>,
+    rng: &'a mut Rng,
+    lanes: Lanes,
+    sends: FuturesUnordered<Pin<Box<dyn Future<Output = Sent> + Send>>>,
+    claiming: Waiting<Result<Claim, SourceError>>,
+    renewing: Waiting<Result<Duration, SourceError>>,
+    /// Runs to its end whatever happens to this loop: half a settle would be worse than none.
+    settling: Option<JoinHandle<Result<(), SourceError>>>,
+    /// The last moment at which a message may be on its way.
+    send_until: Instant,
+    renew_at: Instant,
+    /// Outages of the destination in a row; while there are any, one batch at a time probes it.
+    outages: u32,
+    paused_until: Option<Instant>,
+    draining: Option<Instant>,
+}
+
+impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
+    pub(super) fn new(relay: &'a Relay<S, K>, proven: Duration, rng: &'a mut Rng) -> Self {
+        relay.counters.leading.store(true, Relaxed);
+        Counters::add(&relay.counters.tenures, 1);
+        tracing::info!(stream = %relay.options.stream, "the lease is ours");
+        let now = Instant::now();
+        let mut tenure = Tenure {
+            lanes: Lanes::new(relay.sink.limits().keeps_key_order),
+            relay,
+            rng,
+            sends: FuturesUnordered::new(),
+            claiming: None,
+            renewing: None,
+            settling: None,
+            send_until: now,
+            renew_at: now,
+            outages: 0,
+            paused_until: None,
+            draining: None,
+        };
+        tenure.proven(now, proven);
+        tenure
+    }
+
+    /// The lease holds for `proven` from `now`: stop sending a tenth before its end, renew after a third.
+    fn proven(&mut self, now: Instant, proven: Duration) {
+        self.send_until = now + proven * 9 / 10;
+        self.renew_at = now + proven / 3;
+    }
+
+    pub(super) async fn run(mut self, stop: &mut Pin<&mut (dyn Future<Output = ()> + Send)>) -> End {
+        let end = loop {
+            self.start().await;
+            if self.draining.is_some() && self.lanes.events() == 0 && self.settling.is_none() {
+                break End::Stopped(Stopped::Clean);
+            }
+            match self.step(stop).await {
+                Ok(None) => {}
+                Ok(Some(stopped)) => break End::Stopped(stopped),
+                Err(error) if self.draining.is_some() => {
+                    tracing::warn!(stream = %self.relay.options.stream, %error, "lost the source while stopping");
+                    break End::Stopped(self.abandoned());
+                }
+                Err(error) => break End::Lost(error),
+            }
+        };
+        // Sends that are still out are given up before the lease can end; the source must not be acquired again
+        // while a settle of this tenure is on its way.
+        self.sends.clear();
+        self.claiming = None;
+        if let Some(settling) = self.settling.take() {
+            let _ = settling.await;
+        }
+        if let End::Stopped(Stopped::Abandoned { .. }) = end {
+            // What came back in time need not be sent again. Failing here costs duplicates, nothing else.
+            let _ = self.relay.source.settle(&self.lanes.settled()).await;
+        }
+        end
+    }
+
+    fn abandoned(&self) -> Stopped {
+        Stopped::Abandoned { in_flight: self.lanes.in_flight() }
+    }
+
+    /// Starts whatever may start now.
+    async fn start(&mut self) {
+        let counters = &self.relay.counters;
+        let limits = self.relay.sink.limits();
+        let in_flight_max = if self.outages > 0 { 1 } else { limits.in_flight_max };
+        while self.paused_until.is_none() && self.draining.is_none() && self.sends.len() < in_flight_max {
+            let Some(batch) = self.lanes.next_batch(limits.batch_max, limits.bytes_max) else { break };
+            self.send(batch).await;
+        }
+        if self.settling.is_none() {
+            let settlements = self.lanes.settled();
+            if !settlements.is_empty() {
+                count(counters, &settlements);
+                let source = self.relay.source.clone();
+                self.settling = Some(tokio::spawn(async move { source.settle(&settlements).await }));
+            }
+        }
+        let options = &self.relay.options;
+        let room = options.events_max.saturating_sub(self.lanes.events());
+        // Small claims cost as many round trips as large ones: wait until an eighth is free.
+        let enough = room >= (options.events_max / 8).max(1) && self.lanes.bytes() < options.bytes_max;
+        if self.claiming.is_none() && self.draining.is_none() && enough {
+            let source = self.relay.source.clone();
+            let limit = ClaimLimit { events_max: room, bytes_max: options.bytes_max - self.lanes.bytes() };
+            self.claiming = Some(Box::pin(async move { source.claim(limit).await }));
+        }
+        counters.in_hand.store(self.lanes.events() as u64, Relaxed);
+        counters.paused.store(self.paused_until.is_some(), Relaxed);
+    }
+
+    /// Routes and sends one batch. What cannot be routed is decided at once.
+    async fn send(&mut self, mut batch: Batch) {
+        let mut messages = Vec::with_capacity(batch.events.len());
+        let (mut refused, mut outcomes) = (Vec::new(), Vec::new());
+        for (n, claimed) in batch.events.iter().enumerate() {
+            match self.relay.route.message(&claimed.event, claimed.replay) {
+                Ok(message) => messages.push(message),
+                Err(error) => {
+                    self.relay.counters.failed(&error);
+                    let verdict = Verdict::Dead { attempts: claimed.attempts, error: error.to_string().into() };
+                    refused.push(n);
+                    outcomes.push(Outcome::Verdict(verdict));
+                }
+            }
+        }
+        if !refused.is_empty() {
+            let refused = batch.split_off(&refused);
+            self.lanes.complete(&refused, outcomes);
+        }
+        if messages.is_empty() {
+            return;
+        }
+        Counters::add(&self.relay.counters.sends, 1);
+        let (sink, timeout) = (self.relay.sink.clone(), self.relay.options.send_timeout);
+        let mut send: Pin<Box<dyn Future<Output = Sent> + Send>> = Box::pin(async move {
+            let results = tokio::time::timeout(timeout, send_all(&*sink, &messages)).await;
+            (batch, results.ok())
+        });
+        // Polled here once, so that batches reach the sink in the order of their making.
+        match poll_fn(|cx| Poll::Ready(send.as_mut().poll(cx))).await {
+            Poll::Ready(sent) => self.complete(sent),
+            Poll::Pending => self.sends.push(send),
+        }
+    }
+
+    fn complete(&mut self, (batch, results): Sent) {
+        let unknown = || SendError::new(SendErrorKind::Unknown, "no outcome within the send timeout");
+        let results = results.unwrap_or_else(|| batch.events.iter().map(|_| Err(unknown())).collect());
+        let (mut outage, mut answered) = (None, false);
+        let mut outcomes = Vec::with_capacity(results.len());
+        for (claimed, result) in batch.events.iter().zip(results) {
+            outcomes.push(match result {
+                Ok(()) => Outcome::Published,
+                Err(error) if matches!(error.kind, SendErrorKind::Unavailable | SendErrorKind::Unknown) => {
+                    outage = Some(error);
+                    Outcome::Again
+                }
+                Err(error) => {
+                    self.relay.counters.failed(&error);
+                    Outcome::Verdict(self.relay.options.retry.verdict(claimed.attempts + 1, &error, self.rng))
+                }
+            });
+            answered |= outcomes.last() != Some(&Outcome::Again);
+        }
+        self.lanes.complete(&batch, outcomes);
+        match outage {
+            Some(error) => self.pause(&error),
+            None if answered => self.outages = 0,
+            None => {}
+        }
+    }
+
+    /// The destination is out. Batches that were in flight together count as one outage.
+    fn pause(&mut self, error: &SendError) {
+        self.relay.counters.failed(error);
+        if self.paused_until.is_some() {
+            return;
+        }
+        self.outages += 1;
+        Counters::add(&self.relay.counters.outages, 1);
+        let jittered = self.relay.options.retry.pause(self.outages, self.rng).min(OUTAGE_PAUSE_MAX);
+        let pause = jittered.max(error.retry_after.unwrap_or_default());
+        tracing::warn!(stream = %self.relay.options.stream, %error, ?pause, "the destination is out: paused");
+        self.paused_until = Some(Instant::now() + pause);
+    }
+
+    /// Waits for the next thing to happen.
+    async fn step(
+        &mut self,
+        stop: &mut Pin<&mut (dyn Future<Output = ()> + Send)>,
+    ) -> Result<Option<Stopped>, SourceError> {
+        tokio::select! {
+            biased; // by urgency: the lease, then what frees room, then what fills it
+            () = sleep_until(self.send_until) => {
+                return Err(SourceError::new(crate::SourceErrorKind::Unavailable, "the lease could not be renewed in time"));
+            }
+            renewed = ready(&mut self.renewing) => {
+                self.renewing = None;
+                self.proven(Instant::now(), renewed?);
+            }
+            () = sleep_until(self.renew_at), if self.renewing.is_none() => {
+                let source = self.relay.source.clone();
+                self.renewing = Some(Box::pin(async move { source.renew().await }));
+            }
+            settled = ready(&mut self.settling) => {
+                self.settling = None;
+                settled.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+            }
+            Some(sent) = self.sends.next() => self.complete(sent),
+            () = stop, if self.draining.is_none() => {
+                self.draining = Some(Instant::now() + self.relay.options.drain_timeout);
+                self.claiming = None;
+                self.lanes.drain();
+            }
+            () = at(self.draining) => return Ok(Some(self.abandoned())),
+            () = at(self.paused_until) => self.paused_until = None,
+            claim = ready(&mut self.claiming) => {
+                self.claiming = None;
+                let claim = claim?;
+                Counters::add(&self.relay.counters.claimed, claim.events.len());
+                self.lanes.admit(claim.events);
+            }
+        }
+        Ok(None)
+    }
+}
+
+async fn send_all<K: Sink>(sink: &K, messages: &[Message]) -> Vec<Result<(), SendError>> {
+    let results = sink.send(messages).await;
+    assert_eq!(results.len(), messages.len(), "a sink returns one outcome per message");
+    results
+}
+
+/// The result of what runs, if it runs; waits for ever otherwise.
+async fn ready<T, F: Future<Output = T> + Unpin>(running: &mut Option<F>) -> T {
+    match running {
+        Some(future) => future.await,
+        None => pending().await,
+    }
+}
+
+async fn at(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => pending().await,
+    }
+}
+
+fn count(counters: &Counters, settlements: &[Settlement]) {
+    let mut sums = [0; 4];
+    for s in settlements {
+        sums[match s.verdict {
+            Verdict::Published => 0,
+            Verdict::Retry { .. } => 1,
+            Verdict::Dead { .. } => 2,
+            Verdict::Release => 3,
+        }] += 1;
+    }
+    Counters::add(&counters.published, sums[0]);
+    Counters::add(&counters.retried, sums[1]);
+    Counters::add(&counters.dead, sums[2]);
+    Counters::add(&counters.released, sums[3]);
+    Counters::add(&counters.settles, 1);
+}
