@@ -1,4 +1,5 @@
 //! The proxy's faults, in front of an echo server.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 use postbox_testkit::services::{Mode, Side, TcpProxy};
 use std::io::{ErrorKind, Read, Write};

@@ -1,6 +1,7 @@
 //! The servers start, serve, crash, come back, and go with their owner, however it ends.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
 
-use postbox_testkit::services::{Kafka, KafkaOptions, PgOptions, PgVersion, Postgres, is_running};
+use postbox_testkit::services::{self, Kafka, KafkaOptions, PgOptions, PgVersion, Postgres, is_running};
 use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
 use std::path::PathBuf;
@@ -47,6 +48,11 @@ fn postgres_15_starts_crashes_and_comes_back() {
 #[test]
 fn postgres_18_starts_crashes_and_comes_back() {
     postgres_lives(PgVersion::V18);
+}
+
+#[test]
+fn all_that_is_needed_can_be_fetched() {
+    services::ensure_all().unwrap();
 }
 
 #[test]

@@ -68,7 +68,12 @@ pub(super) fn run(command: &mut Command, remedy: &str) -> Result<()> {
     Ok(())
 }
 
-/// `mvn` with arguments.
-pub(super) fn maven(arguments: &[&str]) -> Result<()> {
-    run(Command::new("mvn").args(["-q", "-B"]).args(arguments), "apt-get install maven")
+/// Runs a goal of Maven's dependency plugin on a pom; its jars, or what is in them, come into `folder`.
+pub(super) fn maven(pom: &str, goal: &str, folder: &Path) -> Result<()> {
+    let file = folder.join("pom.xml");
+    fs::write(&file, pom)?;
+    let mut command = Command::new("mvn");
+    command.args(["-q", "-B", "-DincludeScope=runtime"]).arg("-f").arg(file).arg(format!("dependency:{goal}"));
+    command.arg(format!("-DoutputDirectory={}", folder.display()));
+    run(&mut command, "if it is missing: apt-get install maven")
 }

@@ -151,13 +151,7 @@ impl Kafka {
 
 /// The folder of the jars, fetched if need be.
 pub(super) fn jars() -> Result<PathBuf> {
-    cache::once("kafka-4.4.0", |folder| {
-        let pom = folder.join("pom.xml");
-        fs::write(&pom, POM)?;
-        let pom = pom.display().to_string();
-        let into = format!("-DoutputDirectory={}", folder.display());
-        cache::maven(&["-f", &pom, "dependency:copy-dependencies", &into, "-DincludeScope=runtime"])
-    })
+    cache::once("kafka-4.4.0", |folder| cache::maven(POM, "copy-dependencies", folder))
 }
 
 fn script(folder: &Path, name: &str) -> String {

