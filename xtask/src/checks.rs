@@ -2,11 +2,12 @@
 
 use crate::{shell, tidy};
 use anyhow::{Result, bail};
+use postbox_testkit::services::{Kafka, PgVersion, Postgres};
 use serde_json::json;
 
 /// `cargo x test`: everything, with TLS where OpenSSL's headers are; on a build machine they must be there.
 pub(crate) fn test(extra: &[String]) -> Result<()> {
-    //postbox_testkit::services::ensure_all()?;
+    postbox_testkit::services::ensure_all()?;
     let all = shell::output(shell::command("pkg-config", &["--exists", "openssl"])).is_ok();
     let features = match all {
         true => vec!["--all-features"],
@@ -38,4 +39,24 @@ pub(crate) fn tidy() -> Result<()> {
 /// `cargo x ci`: the script that a build machine runs.
 pub(crate) fn ci() -> Result<()> {
     shell::run(shell::command("bash", &[".ci/run"]))
+}
+
+/// `cargo x sim`.
+pub(crate) fn sim(seeds: std::ops::Range<u64>) -> Result<()> {
+    if shell::in_release()? {
+        return Ok(());
+    }
+    bail!("the simulator has no entry yet: {seeds:?}")
+}
+
+/// `cargo x services`: servers to play with.
+pub(crate) fn services() -> Result<()> {
+    let postgres = Postgres::start(PgVersion::V15)?;
+    let kafka = Kafka::start()?;
+    println!("{}", json!({ "postgres": postgres.admin_url(), "kafka": kafka.bootstrap() }));
+    eprintln!("data and logs: {}, {}", postgres.folder().display(), kafka.folder().display());
+    eprintln!("Ctrl-C ends them");
+    tokio::runtime::Runtime::new()?.block_on(tokio::signal::ctrl_c())?;
+    kafka.stop()?;
+    postgres.stop()
 }
