@@ -53,6 +53,7 @@ pub(crate) fn sim(seeds: std::ops::Range<u64>) -> Result<()> {
 pub(crate) fn services() -> Result<()> {
     let postgres = Postgres::start(PgVersion::V15)?;
     let kafka = Kafka::start()?;
+    kafka.create_topic("order", 6, &[])?; // where the README's event goes
     println!("{}", json!({ "postgres": postgres.admin_url(), "kafka": kafka.bootstrap() }));
     eprintln!("data and logs: {}, {}", postgres.folder().display(), kafka.folder().display());
     eprintln!("Ctrl-C ends them");

@@ -72,11 +72,10 @@ impl World {
         command
     }
 
-    /// A relay process; its log goes to a file of its name.
-    pub(crate) fn relay(&self, name: &str) -> Result<Relay> {
-        let mut command = self.postbox(&["relay"]);
-        command.env("POSTBOX__RELAY__NAME", name);
-        Relay::spawn(command, self.folder.path().join(format!("{name}.log")))
+    /// A relay process under its default name, so that none is taken for another; its log goes to `log`.
+    pub(crate) fn relay(&self, log: &str) -> Result<Relay> {
+        let command = self.postbox(&["relay"]);
+        Relay::spawn(command, self.folder.path().join(format!("{log}.log")))
     }
 
     /// A connection to the database; a task drives it.
