@@ -156,18 +156,21 @@ pub(crate) fn messages(consumer: &BaseConsumer) -> Result<u64> {
     Ok(sum)
 }
 
+/// A client that can ask the broker; it fetches nothing by itself.
+pub(crate) fn client(bootstrap: &str) -> Result<BaseConsumer> {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", bootstrap).set("enable.auto.commit", "false");
+    config.set("group.id", "harness"); // the client insists on one; nothing is committed under it
+    Ok(config.set("queued.max.messages.kbytes", "65536").create()?)
+}
+
 /// A consumer of all partitions from their beginning, outside any group.
-pub(crate) fn consumer(bootstrap: &str) -> Result<BaseConsumer> {
-    let consumer: BaseConsumer = ClientConfig::new()
-        .set("bootstrap.servers", bootstrap)
-        .set("group.id", "harness") // the client insists on one; nothing is committed under it
-        .set("enable.auto.commit", "false")
-        .set("queued.max.messages.kbytes", "65536")
-        .create()?;
+fn consumer(bootstrap: &str) -> Result<BaseConsumer> {
     let mut all = TopicPartitionList::new();
     for partition in 0..PARTITIONS {
         all.add_partition_offset(TOPIC, partition, Offset::Beginning)?;
     }
+    let consumer = client(bootstrap)?;
     consumer.assign(&all)?;
     Ok(consumer)
 }

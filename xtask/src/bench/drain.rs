@@ -7,12 +7,11 @@ use crate::load;
 use crate::relay::Relay;
 use crate::world::{Setup, World};
 use anyhow::{Result, bail};
-use rdkafka::consumer::BaseConsumer;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// Between two looks at the end offsets: six small requests.
-const SAMPLE: Duration = Duration::from_millis(20);
+/// Between two looks at the end offsets: a dozen small requests, of which the broker should feel little.
+const SAMPLE: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What one drain showed.
@@ -64,15 +63,14 @@ pub(super) async fn prepare(world: &World, size: usize, retained: u64) -> Result
 
 /// Starts a relay on `events` waiting events, where `before` are in the topic already.
 pub(super) fn drain(world: &World, before: u64, events: u64) -> Result<Drained> {
-    let consumer = audit::consumer(&world.kafka.bootstrap())?;
-    let cpu_is = |relay: &Relay| relay.cpu_us();
+    let client = audit::client(&world.kafka.bootstrap())?;
     let start = Instant::now();
     let mut relay = world.relay("bench")?;
     let (mut samples, mut first) = (vec![(0.0, 0)], None);
     let mut moved = Instant::now();
     while samples.last().is_none_or(|(_, n)| *n < events) {
         std::thread::sleep(if first.is_none() { Duration::from_millis(2) } else { SAMPLE });
-        let (now, arrived) = (start.elapsed().as_secs_f64(), audit::messages(&consumer)?.saturating_sub(before));
+        let (now, arrived) = (start.elapsed().as_secs_f64(), audit::messages(&client)?.saturating_sub(before));
         if arrived > 0 && first.is_none() {
             first = Some(now);
         }
@@ -85,7 +83,7 @@ pub(super) fn drain(world: &World, before: u64, events: u64) -> Result<Drained> 
         }
         relay.alive()?;
     }
-    let (cpu, rss_mb) = (cpu_is(&relay)?, relay.rss_max_mb()?);
+    let (cpu, rss_mb) = (relay.cpu_us()?, relay.rss_max_mb()?);
     relay.stop()?;
     let (from, to) = (reached(&samples, events / 10), reached(&samples, events - events / 10));
     let all = samples.last().map_or(0.0, |(t, _)| *t);
@@ -109,11 +107,11 @@ fn reached(samples: &[(f64, u64)], goal: u64) -> f64 {
 
 /// Waits until the topic holds that many messages.
 fn wait(world: &World, events: u64, mut relay: Relay) -> Result<Relay> {
-    let consumer: BaseConsumer = audit::consumer(&world.kafka.bootstrap())?;
+    let client = audit::client(&world.kafka.bootstrap())?;
     let (mut last, mut moved) = (0, Instant::now());
     while last < events {
         std::thread::sleep(SAMPLE);
-        let now = audit::messages(&consumer)?;
+        let now = audit::messages(&client)?;
         if now > last {
             (last, moved) = (now, Instant::now());
         }
