@@ -1,38 +1,55 @@
 //! Where an event goes and in what form: topic, headers, envelope. Pure; a bad event is an error of that event only.
+//! Sits between lanes and sink. Runs once per event on the drain's hot path, so everything that can be is decided
+//! when the route is made; it must never parse a payload on that path.
+
+mod envelope;
 
 use crate::{Event, Message};
+use serde::Deserialize;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The routes of a stream: the first rule that matches wins, an event's own destination wins over its rule's topic.
 #[derive(Clone, Debug)]
 pub struct Route {
-    rules: Vec<Rule>,
+    rules: Vec<Compiled>,
+    names: Arc<Mutex<Names>>,
 }
 
 /// One rule. An absent pattern matches all.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Rule {
     /// Matches the aggregate type: exact, or with `*` for any run of characters.
+    #[serde(default)]
     pub aggregate_type: Option<String>,
     /// Matches the event type, likewise.
+    #[serde(default)]
     pub event_type: Option<String>,
-    /// Topic, with `{aggregate_type}`, `{event_type}` and `{destination}` filled in.
+    /// Topic, with `{aggregate_type}`, `{event_type}` and `{destination}` filled in. An event's own destination
+    /// replaces the whole topic, unless the topic says with `{destination}` where it goes.
     pub topic: String,
+    #[serde(default)]
     pub envelope: Envelope,
 }
 
-/// The form of the message.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The form of the message. CloudEvents attributes stand in [`crate::Headers`] as `ce_*`, the media type as
+/// `content-type`; a sink whose protocol spells them differently (HTTP: `ce-*`) maps them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub enum Envelope {
     /// The payload as it is; the event's other fields as headers.
     #[default]
+    #[serde(rename = "plain")]
     Plain,
     /// CloudEvents 1.0, binary mode: the payload as it is, `ce_*` headers.
+    #[serde(rename = "cloudevents-binary")]
     CloudEventsBinary,
     /// CloudEvents 1.0, structured mode: one JSON document around the payload.
+    #[serde(rename = "cloudevents-structured")]
     CloudEventsStructured,
 }
 
-/// Why an event cannot be routed.
+/// Why an event cannot be routed, or a rule not be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RouteError {
@@ -41,19 +58,234 @@ pub enum RouteError {
         "no route for aggregate type {aggregate_type:?}, event type {event_type:?}; add a rule to the stream's routes"
     )]
     NoRule { aggregate_type: String, event_type: String },
-    /// The row's headers are no JSON object of strings.
-    #[error("headers are not a JSON object of strings: {0}")]
+    /// The rule's topic asks for a destination that the event does not have.
+    #[error("topic {topic:?} needs the event's destination, and it has none; set `destination` when writing it")]
+    NoDestination { topic: String },
+    /// The row's headers are no JSON object of strings, or a name cannot be used.
+    #[error("headers are not usable: {0}")]
     BadHeaders(String),
+    /// A rule's topic cannot be read. Found when the route is made, never by an event.
+    #[error("topic {topic:?}: {reason}; known are {{aggregate_type}}, {{event_type}} and {{destination}}")]
+    BadTopic { topic: String, reason: String },
 }
 
 impl Route {
-    pub fn new(rules: Vec<Rule>) -> Route {
-        Route { rules }
+    /// # Errors
+    /// `BadTopic` names the rule that cannot be used.
+    ///
+    /// ```
+    /// use postbox_engine::{Envelope, Event, EventParts, Route, Rule};
+    /// let topic = "shop.{aggregate_type}".to_owned();
+    /// let rule = Rule { aggregate_type: None, event_type: None, topic, envelope: Envelope::Plain };
+    /// let route = Route::new(vec![rule])?;
+    /// let event = Event::new(&EventParts { aggregate_type: "order", ..Default::default() });
+    /// assert_eq!(&*route.message(&event, false)?.destination, "shop.order");
+    /// # Ok::<(), postbox_engine::RouteError>(())
+    /// ```
+    pub fn new(rules: Vec<Rule>) -> Result<Route, RouteError> {
+        let rules = rules.into_iter().map(Compiled::new).collect::<Result<_, _>>()?;
+        Ok(Route { rules, names: Arc::default() })
     }
 
     /// The message for an event.
+    ///
+    /// # Errors
+    /// Each is about this event alone.
     pub fn message(&self, event: &Event, replay: bool) -> Result<Message, RouteError> {
-        let _ = (event, replay, &self.rules);
-        Err(RouteError::NoRule { aggregate_type: event.aggregate_type().into(), event_type: event.event_type().into() })
+        let rule = self.rules.iter().find(|rule| rule.matches(event));
+        let destination = match (rule, event.destination()) {
+            (Some(Compiled { topic: Topic::Template { parts, .. }, .. }), _) if parts.contains(&Part::Destination) => {
+                self.fill(parts, event)?
+            }
+            (_, Some(own)) => self.names().intern(|name| name.push_str(own)),
+            (Some(Compiled { topic: Topic::Fixed(topic), .. }), None) => topic.clone(),
+            (Some(Compiled { topic: Topic::Template { parts }, .. }), None) => self.fill(parts, event)?,
+            (None, None) => {
+                let (aggregate_type, event_type) = (event.aggregate_type().into(), event.event_type().into());
+                return Err(RouteError::NoRule { aggregate_type, event_type });
+            }
+        };
+        let (headers, body) = match rule.map_or(Envelope::Plain, |rule| rule.envelope) {
+            Envelope::Plain => (envelope::plain(event, replay)?, None),
+            Envelope::CloudEventsBinary => (envelope::binary(event, replay)?, None),
+            Envelope::CloudEventsStructured => envelope::structured(event, replay)?,
+        };
+        Ok(Message { event: event.clone(), destination, headers, body })
+    }
+
+    /// The topics that do not depend on the event, for checks before anything is sent.
+    pub fn fixed_topics(&self) -> impl Iterator<Item = &str> {
+        self.rules.iter().filter_map(|rule| match &rule.topic {
+            Topic::Fixed(topic) => Some(&**topic),
+            Topic::Template { .. } => None,
+        })
+    }
+
+    fn fill(&self, parts: &[Part], event: &Event) -> Result<Arc<str>, RouteError> {
+        if event.destination().is_none() && parts.contains(&Part::Destination) {
+            return Err(RouteError::NoDestination { topic: parts.iter().map(Part::text).collect() });
+        }
+        Ok(self.names().intern(|name| {
+            for part in parts {
+                name.push_str(match part {
+                    Part::Text(text) => text,
+                    Part::AggregateType => event.aggregate_type(),
+                    Part::EventType => event.event_type(),
+                    Part::Destination => event.destination().unwrap_or_default(),
+                });
+            }
+        }))
+    }
+
+    fn names(&self) -> std::sync::MutexGuard<'_, Names> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// A rule, ready for use.
+#[derive(Clone, Debug)]
+struct Compiled {
+    aggregate_type: Pattern,
+    event_type: Pattern,
+    topic: Topic,
+    envelope: Envelope,
+}
+
+impl Compiled {
+    fn new(rule: Rule) -> Result<Compiled, RouteError> {
+        Ok(Compiled {
+            aggregate_type: Pattern::new(rule.aggregate_type),
+            event_type: Pattern::new(rule.event_type),
+            topic: Topic::new(rule.topic)?,
+            envelope: rule.envelope,
+        })
+    }
+    fn matches(&self, event: &Event) -> bool {
+        self.aggregate_type.matches(event.aggregate_type()) && self.event_type.matches(event.event_type())
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Pattern {
+    Any,
+    Exact(String),
+    /// The text before the first `*`, those between two, and the text after the last.
+    Glob {
+        first: String,
+        middle: Vec<String>,
+        last: String,
+    },
+}
+
+impl Pattern {
+    fn new(pattern: Option<String>) -> Pattern {
+        let Some(pattern) = pattern else { return Pattern::Any };
+        let mut parts = pattern.split('*').map(str::to_owned);
+        let first = parts.next().unwrap_or_default();
+        let mut middle: Vec<String> = parts.collect();
+        match middle.pop() {
+            None => Pattern::Exact(pattern),
+            Some(last) if first.is_empty() && last.is_empty() && middle.is_empty() => Pattern::Any,
+            Some(last) => Pattern::Glob { first, middle, last },
+        }
+    }
+
+    fn matches(&self, text: &str) -> bool {
+        match self {
+            Pattern::Any => true,
+            Pattern::Exact(exact) => exact == text,
+            Pattern::Glob { first, middle, last } => {
+                let rest = text.strip_prefix(first.as_str()).and_then(|rest| rest.strip_suffix(last.as_str()));
+                // The leftmost place of each piece leaves the most room for the next.
+                let skip = |rest: &'_ str, piece: &String| rest.find(piece.as_str()).map(|at| at + piece.len());
+                rest.is_some_and(|mut rest| {
+                    middle.iter().all(|piece| skip(rest, piece).map(|end| rest = &rest[end..]).is_some())
+                })
+            }
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Topic {
+    Fixed(Arc<str>),
+    Template { parts: Vec<Part> },
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Part {
+    Text(String),
+    AggregateType,
+    EventType,
+    Destination,
+}
+
+impl Part {
+    fn text(&self) -> &str {
+        match self {
+            Part::Text(text) => text,
+            Part::AggregateType => "{aggregate_type}",
+            Part::EventType => "{event_type}",
+            Part::Destination => "{destination}",
+        }
+    }
+}
+
+impl Topic {
+    fn new(topic: String) -> Result<Topic, RouteError> {
+        let bad = |reason: String| RouteError::BadTopic { topic: topic.clone(), reason };
+        if topic.is_empty() {
+            return Err(bad("is empty".into()));
+        }
+        let (mut parts, mut rest) = (Vec::new(), topic.as_str());
+        while let Some((text, tail)) = rest.split_once('{') {
+            let (name, tail) = tail.split_once('}').ok_or_else(|| bad("a `{` without its `}`".into()))?;
+            if !text.is_empty() {
+                parts.push(Part::Text(text.to_owned()));
+            }
+            parts.push(match name {
+                "aggregate_type" => Part::AggregateType,
+                "event_type" => Part::EventType,
+                "destination" => Part::Destination,
+                other => return Err(bad(format!("unknown placeholder {{{other}}}"))),
+            });
+            rest = tail;
+        }
+        if parts.is_empty() {
+            return Ok(Topic::Fixed(topic.into()));
+        }
+        if !rest.is_empty() {
+            parts.push(Part::Text(rest.to_owned()));
+        }
+        Ok(Topic::Template { parts })
+    }
+}
+
+/// Destinations seen lately, so that events of one destination share one string.
+#[derive(Debug, Default)]
+struct Names {
+    buffer: String,
+    known: HashSet<Arc<str>>,
+}
+
+/// More destinations than most streams have; at Kafka's 249 characters a name the cache stays below 300 kB.
+const NAMES_MAX: usize = 1024;
+
+impl Names {
+    fn intern(&mut self, write: impl FnOnce(&mut String)) -> Arc<str> {
+        self.buffer.clear();
+        write(&mut self.buffer);
+        if let Some(name) = self.known.get(self.buffer.as_str()) {
+            return name.clone();
+        }
+        if self.known.len() >= NAMES_MAX {
+            self.known.clear(); // correct in any case: it is only a cache
+        }
+        let name: Arc<str> = self.buffer.as_str().into();
+        self.known.insert(name.clone());
+        name
+    }
+}
+
+#[cfg(test)]
+mod tests;
