@@ -2,6 +2,7 @@
 //! it is, but in structured mode, where it is copied into the document byte for byte.
 
 use super::RouteError;
+use crate::message::uuid_text;
 use crate::{Event, Headers};
 use bytes::Bytes;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, Visitor};
@@ -19,7 +20,7 @@ type Built<T> = Result<T, RouteError>;
 /// The event's fields as headers, but only those that say something: each header costs at the broker.
 pub(super) fn plain(event: &Event, replay: bool) -> Built<Headers> {
     let mut headers = Headers::with_capacity(capacity(event));
-    headers.push("event_id", &uuid(event.event_id()));
+    headers.push("event_id", &uuid_text(event.event_id()));
     headers.push("event_type", event.event_type().as_bytes());
     headers.push("aggregate_type", event.aggregate_type().as_bytes());
     if media_type(event) != JSON {
@@ -42,7 +43,7 @@ pub(super) fn plain(event: &Event, replay: bool) -> Built<Headers> {
 pub(super) fn binary(event: &Event, replay: bool) -> Built<Headers> {
     let mut headers = Headers::with_capacity(capacity(event) + 160);
     headers.push("ce_specversion", b"1.0");
-    headers.push("ce_id", &uuid(event.event_id()));
+    headers.push("ce_id", &uuid_text(event.event_id()));
     headers.push("ce_source", source(event).as_bytes());
     headers.push("ce_type", event.event_type().as_bytes());
     headers.push("ce_subject", event.aggregate_id().as_bytes());
@@ -69,7 +70,7 @@ pub(super) fn structured(event: &Event, replay: bool) -> Built<(Headers, Option<
 
     let payload = event.payload().unwrap_or_default();
     let mut out = String::with_capacity(payload.len() * 4 / 3 + 256 + event.aggregate_id().len());
-    let id = uuid(event.event_id());
+    let id = uuid_text(event.event_id());
     let id = std::str::from_utf8(&id).expect("hex digits and dashes");
     let _ = write!(out, r#"{{"specversion":"1.0","id":"{id}""#); // writing to a string cannot fail
     for (name, value) in [
@@ -216,22 +217,6 @@ fn source(event: &Event) -> String {
     out
 }
 
-/// The text form of a UUID.
-fn uuid(id: [u8; 16]) -> [u8; 36] {
-    const HEX: &[u8; 16] = b"0123456789abcdef";
-    let mut out = [b'-'; 36];
-    let mut at = 0;
-    for (n, byte) in id.into_iter().enumerate() {
-        if matches!(n, 4 | 6 | 8 | 10) {
-            at += 1;
-        }
-        out[at] = HEX[usize::from(byte >> 4)];
-        out[at + 1] = HEX[usize::from(byte & 15)];
-        at += 2;
-    }
-    out
-}
-
 /// A decimal number without an allocation.
 struct Number {
     digits: [u8; 20],
@@ -308,7 +293,7 @@ mod tests {
     #[test]
     fn ids_and_numbers_are_text() {
         assert_eq!(
-            &uuid(*b"\x01\x93\xab\xcd\xef\x00\x70\x01\x80\x02\x10\x20\x30\x40\x50\x6f"),
+            &uuid_text(*b"\x01\x93\xab\xcd\xef\x00\x70\x01\x80\x02\x10\x20\x30\x40\x50\x6f"),
             b"0193abcd-ef00-7001-8002-10203040506f"
         );
         assert_eq!(Number::new(i64::MIN).bytes(), b"-9223372036854775808");
