@@ -14,7 +14,11 @@ enum Step {
     /// Reads a page: keys, and whether each event is delayed.
     Read(Vec<(u8, bool)>),
     Claim(usize),
-    ClaimHeld(usize),
+    /// Verdicts on a key come between question and answer.
+    ClaimHeld {
+        events_max: usize,
+        meanwhile: (u8, usize, u8),
+    },
     /// Decides what is in hand of one key: so many published, then perhaps a failure, the rest released.
     Settle {
         key: u8,
@@ -28,6 +32,9 @@ enum Step {
     Restart,
 }
 
+/// Few, so that each gets into trouble.
+const KEYS: u8 = 2;
+
 struct Steps;
 
 impl ReferenceStateMachine for Steps {
@@ -39,12 +46,13 @@ impl ReferenceStateMachine for Steps {
     }
 
     fn transitions(_: &bool) -> BoxedStrategy<Step> {
-        let event = (0..4u8, prop::bool::weighted(0.15));
+        let event = (0..KEYS, prop::bool::weighted(0.15));
         prop_oneof![
             4 => prop::collection::vec(event, 0..6).prop_map(Step::Read),
             6 => (1..9usize).prop_map(Step::Claim),
-            4 => (1..6usize).prop_map(Step::ClaimHeld),
-            9 => (0..4u8, 0..4usize, 0..6u8)
+            4 => (1..6usize, (0..KEYS, 0..4usize, 0..6u8))
+                .prop_map(|(events_max, meanwhile)| Step::ClaimHeld { events_max, meanwhile }),
+            9 => (0..KEYS, 0..4usize, 0..6u8)
                 .prop_map(|(key, published, failure)| Step::Settle { key, published, failure }),
             5 => Just(Step::Record),
             2 => Just(Step::Due),
@@ -140,7 +148,9 @@ impl Test {
                 let e = &self.events[j];
                 e.key == self.events[i].key && !e.delayed && !self.settled(j) && !matches!(e.fate, Fate::InHand(_))
             };
-            if !self.events[i].delayed {
+            if self.events[i].delayed {
+                assert!(self.events[i].row.is_some_and(|row| row.due), "event {i} is claimed before its time");
+            } else {
                 let left = (0..i).find(ahead);
                 assert_eq!(left, None, "left out in front of event {i}");
             }
@@ -233,7 +243,7 @@ impl Test {
         self.passed = mark;
     }
 
-    fn claim_held(&mut self, events_max: usize) {
+    fn claim_held(&mut self, events_max: usize, meanwhile: (u8, usize, u8)) {
         self.record();
         let query = self.backlog.held_query(limit(events_max));
         let mut rows = Vec::new();
@@ -246,6 +256,8 @@ impl Test {
                 rows.push(HeldEvent { event: event(i, info.key), attempts: row.attempts, state: row.state });
             }
         }
+        let (key, published, failure) = meanwhile;
+        self.settle(key, published, failure);
         let claimed = self.backlog.claim_held(rows);
         self.claimed(&claimed);
     }
@@ -290,7 +302,7 @@ impl Test {
                 assert!(claimed.len() <= *events_max);
                 self.claimed(&claimed);
             }
-            Step::ClaimHeld(events_max) => self.claim_held(*events_max),
+            Step::ClaimHeld { events_max, meanwhile } => self.claim_held(*events_max, *meanwhile),
             Step::Settle { key, published, failure } => self.settle(*key, *published, *failure),
             Step::Record => self.record(),
             Step::Due => self.due(),
@@ -298,6 +310,8 @@ impl Test {
         }
     }
 }
+
+const CLAIM_HELD: Step = Step::ClaimHeld { events_max: 100, meanwhile: (9, 0, 9) };
 
 impl StateMachineTest for Test {
     type SystemUnderTest = Test;
@@ -316,11 +330,11 @@ impl StateMachineTest for Test {
     /// Whatever happened: when nothing fails any more, everything is published, dead, or blocked by a dead event.
     fn teardown(mut test: Test, _: bool) {
         for _ in 0..200 {
-            let mut steps = vec![Step::Due, Step::ClaimHeld(100), Step::Claim(100), Step::Record];
+            let mut steps = vec![Step::Due, CLAIM_HELD, Step::Claim(100), Step::Record];
             if test.read < test.events.len() {
                 steps.push(Step::Read(Vec::new()));
             }
-            steps.extend((0..4).map(|key| Step::Settle { key, published: 100, failure: 9 }));
+            steps.extend((0..KEYS).map(|key| Step::Settle { key, published: 100, failure: 9 }));
             steps.iter().for_each(|step| test.step(step));
         }
         assert_eq!(test.passed, test.events.len(), "the cursor stands still");
@@ -336,5 +350,5 @@ impl StateMachineTest for Test {
 prop_state_machine! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
     #[test]
-    fn the_backlog_does_what_the_model_does(sequential 1..80 => Test);
+    fn the_backlog_does_what_the_model_does(sequential 1..120 => Test);
 }
