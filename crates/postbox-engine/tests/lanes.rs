@@ -92,10 +92,10 @@ impl Model {
         let idle = lane.iter().all(|(_, s)| *s != State::Sent);
         match lane[0].1.clone() {
             State::Back(Outcome::Verdict(verdict)) if idle => {
-                let dead = matches!(verdict, Verdict::Dead { .. });
+                let mut done = matches!(verdict, Verdict::Dead { .. });
                 self.settle(key, lane[0].0, verdict);
                 for (ticket, state) in lane.drain(..).skip(1) {
-                    let done = dead && state == State::Back(Outcome::Published);
+                    done &= state == State::Back(Outcome::Published);
                     self.settle(key, ticket, if done { Verdict::Published } else { Verdict::Release });
                 }
             }
@@ -281,6 +281,15 @@ fn case_o4_what_is_behind_a_failed_event_is_released_with_it() {
     let verdicts: Vec<_> = lanes.settled().into_iter().map(|s| s.verdict).collect();
     let Outcome::Verdict(retry) = outcome(1) else { unreachable!() };
     assert_eq!(verdicts, [Verdict::Published, retry, Verdict::Release]);
+}
+
+#[test]
+fn what_overtook_a_released_event_behind_a_dead_one_is_released_too() {
+    let mut lanes = lanes_with(true, &[1, 1, 1, 1]);
+    let batch = lanes.next_batch(10, usize::MAX).unwrap();
+    lanes.complete(&batch, vec![outcome(0), Outcome::Published, outcome(1), Outcome::Published]);
+    let verdicts: Vec<_> = lanes.settled().into_iter().map(|s| s.verdict).skip(1).collect();
+    assert_eq!(verdicts, [Verdict::Published, Verdict::Release, Verdict::Release]);
 }
 
 #[test]
