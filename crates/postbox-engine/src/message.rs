@@ -16,6 +16,10 @@ pub struct Message {
 }
 
 impl Message {
+    /// The event id as consumers see it: a UUID in its usual text form.
+    pub fn id_text(&self) -> String {
+        uuid_text(self.event.event_id()).map(char::from).iter().collect()
+    }
     /// The bytes to send; `None` is a tombstone.
     pub fn body(&self) -> Option<&[u8]> {
         self.body.as_deref().or_else(|| self.event.payload())
@@ -24,6 +28,22 @@ impl Message {
     pub fn bytes(&self) -> usize {
         self.body().map_or(0, <[u8]>::len) + self.headers.bytes() + self.event.aggregate_id().len() + 64
     }
+}
+
+/// The text form of a UUID.
+pub(crate) fn uuid_text(id: [u8; 16]) -> [u8; 36] {
+    const HEX: &[u8; 16] = b"0123456789abcdef";
+    let mut out = [b'-'; 36];
+    let mut at = 0;
+    for (n, byte) in id.into_iter().enumerate() {
+        if matches!(n, 4 | 6 | 8 | 10) {
+            at += 1;
+        }
+        out[at] = HEX[usize::from(byte >> 4)];
+        out[at + 1] = HEX[usize::from(byte & 15)];
+        at += 2;
+    }
+    out
 }
 
 /// Header names and values in one buffer, in order; a name may repeat.

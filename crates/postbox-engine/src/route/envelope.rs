@@ -2,6 +2,7 @@
 //! it is, but in structured mode, where it is copied into the document byte for byte.
 
 use super::RouteError;
+use crate::message::uuid_text;
 use crate::{Event, Headers};
 use bytes::Bytes;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, Visitor};
@@ -11,15 +12,23 @@ use std::fmt::{self, Write as _};
 const JSON: &str = "application/json";
 
 /// Names that postbox writes itself. A row that brings its own would say two things about one event.
-const RESERVED: [&str; 7] =
-    ["event_id", "event_type", "aggregate_type", "content_type", "schema_version", "aggregate_seq", "replay"];
+const RESERVED: [&str; 8] = [
+    "event_id",
+    "event_type",
+    "aggregate_type",
+    "content_type",
+    "content-type",
+    "schema_version",
+    "aggregate_seq",
+    "replay",
+];
 
 type Built<T> = Result<T, RouteError>;
 
 /// The event's fields as headers, but only those that say something: each header costs at the broker.
 pub(super) fn plain(event: &Event, replay: bool) -> Built<Headers> {
     let mut headers = Headers::with_capacity(capacity(event));
-    headers.push("event_id", &uuid(event.event_id()));
+    headers.push("event_id", &uuid_text(event.event_id()));
     headers.push("event_type", event.event_type().as_bytes());
     headers.push("aggregate_type", event.aggregate_type().as_bytes());
     if media_type(event) != JSON {
@@ -42,7 +51,7 @@ pub(super) fn plain(event: &Event, replay: bool) -> Built<Headers> {
 pub(super) fn binary(event: &Event, replay: bool) -> Built<Headers> {
     let mut headers = Headers::with_capacity(capacity(event) + 160);
     headers.push("ce_specversion", b"1.0");
-    headers.push("ce_id", &uuid(event.event_id()));
+    headers.push("ce_id", &uuid_text(event.event_id()));
     headers.push("ce_source", source(event).as_bytes());
     headers.push("ce_type", event.event_type().as_bytes());
     headers.push("ce_subject", event.aggregate_id().as_bytes());
@@ -69,7 +78,7 @@ pub(super) fn structured(event: &Event, replay: bool) -> Built<(Headers, Option<
 
     let payload = event.payload().unwrap_or_default();
     let mut out = String::with_capacity(payload.len() * 4 / 3 + 256 + event.aggregate_id().len());
-    let id = uuid(event.event_id());
+    let id = uuid_text(event.event_id());
     let id = std::str::from_utf8(&id).expect("hex digits and dashes");
     let _ = write!(out, r#"{{"specversion":"1.0","id":"{id}""#); // writing to a string cannot fail
     for (name, value) in [
@@ -192,7 +201,7 @@ impl<'de> Visitor<'de> for Text {
 
 /// The token of RFC 9110: what every broker and HTTP accept as a name.
 fn check_name(name: &str) -> Result<(), String> {
-    if RESERVED.contains(&name) {
+    if RESERVED.iter().any(|own| own.eq_ignore_ascii_case(name)) {
         return Err(format!("the name {name:?} is postbox's own"));
     }
     let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
@@ -212,22 +221,6 @@ fn source(event: &Event) -> String {
         } else {
             let _ = write!(out, "%{byte:02X}");
         }
-    }
-    out
-}
-
-/// The text form of a UUID.
-fn uuid(id: [u8; 16]) -> [u8; 36] {
-    const HEX: &[u8; 16] = b"0123456789abcdef";
-    let mut out = [b'-'; 36];
-    let mut at = 0;
-    for (n, byte) in id.into_iter().enumerate() {
-        if matches!(n, 4 | 6 | 8 | 10) {
-            at += 1;
-        }
-        out[at] = HEX[usize::from(byte >> 4)];
-        out[at + 1] = HEX[usize::from(byte & 15)];
-        at += 2;
     }
     out
 }
@@ -308,7 +301,7 @@ mod tests {
     #[test]
     fn ids_and_numbers_are_text() {
         assert_eq!(
-            &uuid(*b"\x01\x93\xab\xcd\xef\x00\x70\x01\x80\x02\x10\x20\x30\x40\x50\x6f"),
+            &uuid_text(*b"\x01\x93\xab\xcd\xef\x00\x70\x01\x80\x02\x10\x20\x30\x40\x50\x6f"),
             b"0193abcd-ef00-7001-8002-10203040506f"
         );
         assert_eq!(Number::new(i64::MIN).bytes(), b"-9223372036854775808");

@@ -1,0 +1,192 @@
+//! The Kafka sink. Each call of `send` takes its place in the order at once, waits for its turn, hands its messages
+//! to librdkafka, and waits for the reports. `session.rs` has the promise of order, `answer.rs` the meaning of errors.
+
+mod answer;
+mod batch;
+mod config;
+mod session;
+mod topics;
+
+pub use config::{KafkaConfig, Mechanism, Security};
+
+use crate::BuildError;
+use answer::Place;
+use config::Batching;
+use postbox_engine::{Limits, Message, SendError, SendErrorKind, Sink};
+use rdkafka::ClientConfig;
+use rdkafka::metadata::Metadata;
+use session::Session;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+use topics::Topics;
+
+const LIMITS: Limits = Limits { batch_max: 2_000, bytes_max: 1 << 20, in_flight_max: 8, keeps_key_order: true };
+/// How often a batch in flight looks whether its broker is gone.
+const WATCH: Duration = Duration::from_millis(500);
+/// librdkafka's queue is full: at full speed it has room again about this much later.
+const QUEUE_PAUSE: Duration = Duration::from_millis(2);
+
+/// Sends events to Kafka.
+pub struct KafkaSink {
+    client: ClientConfig,
+    place: Place,
+    topics: Arc<Topics>,
+    state: Mutex<State>,
+}
+
+struct State {
+    session: Option<Arc<Session>>,
+    batching: Batching,
+    /// Resolves when the call made last has handed all its messages over, or ended.
+    last_turn: oneshot::Receiver<()>,
+}
+
+impl KafkaSink {
+    /// # Errors
+    /// An option that cannot be used, or a file that cannot be read.
+    pub fn new(config: &KafkaConfig) -> Result<KafkaSink, BuildError> {
+        let (_, last_turn) = oneshot::channel();
+        let batching = Batching::Full { bytes: config.batch_bytes_max };
+        Ok(KafkaSink {
+            client: config.client()?,
+            place: Place { brokers: config.brokers.clone(), user: config.user.clone() },
+            topics: Arc::default(),
+            state: Mutex::new(State { session: None, batching, last_turn }),
+        })
+    }
+
+    /// Takes a place in the order.
+    fn enter(&self) -> Result<Call, SendError> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let seat = self.seat(&mut state)?;
+        let (turn, last_turn) = oneshot::channel();
+        let before = std::mem::replace(&mut state.last_turn, last_turn);
+        Ok(Call { seat, before, turn })
+    }
+
+    /// Brokers are asked without a place in the order.
+    async fn metadata(&self) -> Result<Metadata, SendError> {
+        let seat = self.seat(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))?;
+        let metadata = seat.session.metadata(None).await;
+        seat.finish();
+        metadata
+    }
+
+    fn seat(&self, state: &mut State) -> Result<Seat, SendError> {
+        // A session that ended is replaced only when all that used it know: whoever calls before that may hold
+        // events that must not overtake those that were left.
+        if let Some(session) = state.session.take_if(|s| s.has_ended() && s.users().load(SeqCst) == 0) {
+            state.batching = session.next_batching();
+        }
+        let session = match &state.session {
+            Some(session) => session.clone(),
+            None => {
+                let made = Session::new(&self.client, state.batching, self.place.clone(), self.topics.clone());
+                let made = Arc::new(made.map_err(|e| SendError::new(SendErrorKind::Unavailable, e.to_string()))?);
+                state.session.insert(made).clone()
+            }
+        };
+        session.users().fetch_add(1, SeqCst);
+        Ok(Seat { session, finished: false })
+    }
+
+    /// What is wrong with topics that are known before any event is.
+    ///
+    /// # Errors
+    /// No broker answers.
+    pub async fn check_topics(&self, names: &[&str]) -> Result<Vec<String>, SendError> {
+        let metadata = self.metadata().await?;
+        let wrong = |name: &&str| match topics::check_name(name) {
+            Err(why) => Some(why),
+            Ok(()) if metadata.topics().iter().any(|topic| topic.name() == *name) => None,
+            Ok(()) => Some(self.place.missing(name)),
+        };
+        Ok(names.iter().filter_map(wrong).collect())
+    }
+}
+
+impl Sink for KafkaSink {
+    fn limits(&self) -> Limits {
+        LIMITS
+    }
+
+    fn send(&self, batch: &[Message]) -> impl Future<Output = Vec<Result<(), SendError>>> + Send {
+        let call = self.enter();
+        async move {
+            match call {
+                Ok(call) => call.send(batch).await,
+                Err(error) => batch.iter().map(|_| Err(error.clone())).collect(),
+            }
+        }
+    }
+
+    async fn check(&self) -> Result<(), SendError> {
+        self.metadata().await.map(drop)
+    }
+}
+
+/// One call of `send`.
+struct Call {
+    seat: Seat,
+    /// Errs when that call ended without its turn; it has given the session up then.
+    before: oneshot::Receiver<()>,
+    turn: oneshot::Sender<()>,
+}
+
+impl Call {
+    async fn send(self, batch: &[Message]) -> Vec<Result<(), SendError>> {
+        let Call { seat, before, turn } = self;
+        let session = &seat.session;
+        let _ = before.await;
+        if let Err(error) = session.learn_topics(batch).await {
+            seat.finish();
+            return batch.iter().map(|_| Err(error.clone())).collect();
+        }
+        let started = Instant::now();
+        let mut ticket = session.open(batch.len()).await;
+        let mut next = 0;
+        loop {
+            next = session.hand_over(batch, next, &mut ticket);
+            if next == batch.len() {
+                break;
+            }
+            session.watch(started);
+            tokio::time::sleep(QUEUE_PAUSE).await;
+        }
+        // A small batch: no more is waiting just now, so nothing is gained by lingering.
+        let bytes = batch.iter().map(Message::bytes).sum::<usize>();
+        if batch.len() < LIMITS.batch_max / 2 && bytes < LIMITS.bytes_max / 2 {
+            session.flush();
+        }
+        drop(turn);
+        while tokio::time::timeout(WATCH, ticket.reports()).await.is_err() {
+            session.watch(started);
+        }
+        seat.finish();
+        ticket.outcomes()
+    }
+}
+
+/// Somebody who uses a session. Dropped before it is finished, it gives the session up, so that nothing is sent any
+/// more.
+struct Seat {
+    session: Arc<Session>,
+    finished: bool,
+}
+
+impl Seat {
+    fn finish(mut self) {
+        self.finished = true;
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if !self.finished {
+            self.session.give_up("the relay gave a batch up");
+        }
+        self.session.users().fetch_sub(1, SeqCst);
+    }
+}

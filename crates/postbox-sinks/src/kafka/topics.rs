@@ -1,0 +1,92 @@
+//! Which topics can be sent to, as far as brokers have told. A topic that cannot is its events' fault, not the
+//! stream's: they are answered for here, and the others flow.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A refusal is believed for this long: soon enough after the topic is made, and no request an event.
+const REFUSAL: Duration = Duration::from_secs(5);
+/// Bounds memory where every event names a topic of its own. 249 characters a name: below 3 MB.
+const TOPICS_MAX: usize = 10_000;
+
+#[derive(Default)]
+pub(super) struct Topics(Mutex<HashMap<Arc<str>, State>>);
+
+#[derive(Clone)]
+enum State {
+    Open,
+    Refused { since: Instant, why: Arc<str> },
+}
+
+/// What is known of a topic.
+pub(super) enum Known {
+    Open,
+    Refused(Arc<str>),
+    /// `first`: never asked for, or so long ago that it is forgotten.
+    Unknown {
+        first: bool,
+    },
+}
+
+impl Topics {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Arc<str>, State>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn look(&self, topic: &str) -> Known {
+        match self.lock().get(topic) {
+            None => Known::Unknown { first: true },
+            Some(State::Open) => Known::Open,
+            Some(State::Refused { since, why }) if since.elapsed() < REFUSAL => Known::Refused(why.clone()),
+            Some(State::Refused { .. }) => Known::Unknown { first: false },
+        }
+    }
+    pub(super) fn open(&self, topic: &str) {
+        self.set(topic, State::Open);
+    }
+    pub(super) fn refuse(&self, topic: &str, why: &str) {
+        self.set(topic, State::Refused { since: Instant::now(), why: why.into() });
+    }
+    fn set(&self, topic: &str, state: State) {
+        let mut topics = self.lock();
+        if topics.len() >= TOPICS_MAX {
+            topics.clear(); // correct in any case: brokers are asked again
+        }
+        topics.insert(topic.into(), state);
+    }
+}
+
+/// Kafka's rule for names of topics.
+pub(super) fn check_name(topic: &str) -> Result<(), String> {
+    let legal = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
+    if topic.is_empty() || topic.len() > 249 || matches!(topic, "." | "..") || !topic.bytes().all(legal) {
+        let rule = "1 to 249 ASCII letters, digits, `.`, `_`, `-`";
+        return Err(format!("{topic:?} cannot be the name of a topic ({rule}); correct the stream's routes"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_follow_kafkas_rule() {
+        for good in ["a", "shop.order_placed-v1", &"x".repeat(249)] {
+            check_name(good).unwrap();
+        }
+        for bad in ["", ".", "..", "a b", "ä", "a/b", "a\0", &"x".repeat(250)] {
+            assert!(check_name(bad).unwrap_err().contains("correct the stream's routes"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let topics = Topics::default();
+        for n in 0..3 * TOPICS_MAX {
+            topics.open(&n.to_string());
+        }
+        assert!(topics.lock().len() <= TOPICS_MAX);
+    }
+}
