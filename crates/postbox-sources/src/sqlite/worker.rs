@@ -2,7 +2,6 @@
 //! It never waits for anything but the next request and SQLite.
 
 use super::Options;
-use super::error::unavailable;
 use super::tenure::Tenure;
 use postbox_engine::{ClaimLimit, LogPage, SourceError};
 use std::sync::Arc;
@@ -101,7 +100,6 @@ impl Worker {
     }
 
     pub(super) fn tenure(&mut self) -> Result<&mut Tenure, SourceError> {
-        let path = &self.options.path;
-        self.tenure.as_mut().ok_or_else(|| unavailable(format!("{}: the lease is not taken", path.display())))
+        self.tenure.as_mut().ok_or_else(SourceError::lease_lost)
     }
 }
