@@ -13,12 +13,12 @@ fn sink_with(bootstrap: &str, more: &str) -> KafkaSink {
     KafkaSink::new(&config).unwrap()
 }
 
-fn sink(bootstrap: &str) -> KafkaSink {
+pub(crate) fn sink(bootstrap: &str) -> KafkaSink {
     sink_with(bootstrap, "")
 }
 
 /// A fresh topic on the shared broker.
-fn topic(partitions: u32, settings: &[(&str, &str)]) -> String {
+pub(crate) fn topic(partitions: u32, settings: &[(&str, &str)]) -> String {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let name = format!("t{}", NEXT.fetch_add(1, SeqCst));
     Kafka::shared().create_topic(&name, partitions, settings).unwrap();

@@ -4,9 +4,9 @@ use crate::{kinds, message, within};
 use postbox_engine::{SendErrorKind, Sink};
 use postbox_sinks::kafka::{KafkaConfig, KafkaSink};
 use postbox_testkit::services::{Kafka, KafkaOptions};
+use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
-use rdkafka::ClientConfig;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
@@ -67,7 +67,20 @@ async fn case_t1_another_ca_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let other = folder.path().join("ca.pem");
     let made = std::process::Command::new("openssl")
-        .args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "3", "-subj", "/CN=other-ca", "-keyout", "/dev/null", "-out"])
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "3",
+            "-subj",
+            "/CN=other-ca",
+            "-keyout",
+            "/dev/null",
+            "-out",
+        ])
         .arg(&other)
         .output()
         .unwrap();
@@ -90,7 +103,8 @@ async fn case_t1_another_host_name_is_refused() {
             std::thread::spawn(move || io::copy(&mut theirs, &mut ours));
         }
     });
-    let error = within(sink(&elsewhere, &broker().ca_path().unwrap(), "admin", "admin-secret").check()).await.unwrap_err();
+    let error =
+        within(sink(&elsewhere, &broker().ca_path().unwrap(), "admin", "admin-secret").check()).await.unwrap_err();
     assert_eq!(error.kind, SendErrorKind::Unavailable);
     assert!(error.message.contains("certificate verify failed"), "{error}");
 }
@@ -102,5 +116,9 @@ async fn case_o6_a_missing_right_names_the_command_that_grants_it() {
     let outcomes = within(sink.send(&[message("forbidden", 1, "k", b"1")])).await;
     let error = outcomes[0].clone().unwrap_err();
     assert_eq!(error.kind, SendErrorKind::Failed);
-    assert!(error.message.contains("kafka-acls") && error.message.contains("--allow-principal User:app --producer --topic forbidden"), "{error}");
+    assert!(
+        error.message.contains("kafka-acls")
+            && error.message.contains("--allow-principal User:app --producer --topic forbidden"),
+        "{error}"
+    );
 }
