@@ -219,11 +219,16 @@ mod stdout {
         id: &'a str,
         aggregate_id: String,
         headers: BTreeMap<String, String>,
-        #[serde(borrow)]
+        #[serde(borrow, default, deserialize_with = "present")]
         payload: Option<&'a RawValue>,
         payload_base64: Option<String>,
         #[serde(default)]
         tombstone: bool,
+    }
+
+    /// JSON's null is a payload too.
+    fn present<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<&'de RawValue>, D::Error> {
+        serde::Deserialize::deserialize(d).map(Some)
     }
 
     impl Destination for Lines {

@@ -84,11 +84,13 @@ impl Receiver {
                     return;
                 }
                 let (stream, shared) = (stream.unwrap(), shared.clone());
+                let end = stream.try_clone().unwrap();
                 shared.open.lock().unwrap().push(stream.try_clone().unwrap());
                 std::thread::spawn(move || {
                     if let Some(mut stream) = (shared.wrap)(stream) {
                         let _ = serve(&mut *stream, &shared.requests, &shared.replies); // the sender may go at any moment
                     }
+                    let _ = end.shutdown(std::net::Shutdown::Both);
                 });
             }
         });
