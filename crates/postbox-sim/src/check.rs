@@ -60,7 +60,8 @@ impl World {
     /// A relay starts a send.
     pub(crate) fn check_send(&mut self, process: &Process, ids: &[usize], batch: &[Message]) {
         let (now, db_now, instance, epoch) = (self.now(), self.db_now(), process.instance, process.epoch.load(Relaxed));
-        let holds = self.lease.owner == Some(instance) && self.lease.epoch == epoch && db_now < self.lease.until;
+        // The epoch may be newer: an acquire that it gave up took effect late. The lease is its own all the same.
+        let holds = self.lease.owner == Some(instance) && db_now < self.lease.until;
         self.require(holds, |w| format!("p{instance} sends without the lease: {:?}, its time is {db_now}", w.lease));
         let plan = &self.plan;
         let fits = ids.len() <= plan.batch_max;
@@ -143,7 +144,11 @@ impl World {
             self.note(Kind::Answer, process.instance, id, u64::from(result.is_ok()));
             let step = self.trace.steps;
             // Behind another failed event of its key its own answer does not count: it goes again as if never tried.
-            let head = self.plan.sink == SinkKind::Single || self.is_head(i);
+            let trouble = self.keys[self.events[i].key].trouble;
+            let head = (trouble.0 != epoch || trouble.1 < self.events[i].sent_at) && !self.has_unroutable(i);
+            if result.is_err() {
+                self.forget_pauses(self.events[i].key);
+            }
             let info = &mut self.events[i];
             match result {
                 // What is acknowledged behind a failed event of its key, in flight with it, goes again after it.
@@ -158,13 +163,19 @@ impl World {
         }
     }
 
-    /// All earlier events of its key are delivered or dead.
-    fn is_head(&self, i: usize) -> bool {
-        let Some(place) = self.events[i].place else { return false };
-        self.keys[self.events[i].key].order[..place].iter().all(|&earlier| {
-            let earlier = &self.events[earlier];
-            earlier.deliveries > 0 || earlier.dead()
-        })
+    /// An event of its key fails without being sent.
+    fn has_unroutable(&self, i: usize) -> bool {
+        let key = self.events[i].key;
+        self.events.iter().any(|info| info.key == key && info.nature == Nature::Unroutable)
+    }
+
+    /// Another event of the key failed: what failed in flight with it may be released.
+    fn forget_pauses(&mut self, key: usize) {
+        for info in self.events.iter_mut().filter(|info| info.key == key) {
+            if !info.held.is_some_and(|row| row.state == HeldState::Retry) {
+                info.not_before = None;
+            }
+        }
     }
 
     fn landed(&mut self, ids: &[usize]) {

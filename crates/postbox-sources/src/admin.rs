@@ -50,3 +50,17 @@ pub struct Trace {
     pub attempts: u32,
     pub error: Option<String>,
 }
+
+/// What a migration did: from this version (0: nothing was there) to that one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Migrated {
+    pub from: i32,
+    pub to: i32,
+}
+
+/// The roles that get rights: who writes events, and who relays them.
+#[derive(Clone, Debug)]
+pub struct Roles {
+    pub writer: String,
+    pub relay: String,
+}

@@ -176,7 +176,8 @@ async fn check_server(client: &Client) -> Result<(), SourceError> {
         AND pg_catalog.to_regtype('pg_catalog.pg_snapshot') IS NOT NULL
         AND pg_catalog.current_setting('server_version_num')::pg_catalog.int4 >= 140000, pg_catalog.pg_is_in_recovery()";
     let rows = client.simple_query(sql).await.map_err(|e| {
-        let refused = refused("this server is not PostgreSQL 14 or later: postbox needs its types xid8 and pg_snapshot");
+        let refused =
+            refused("this server is not PostgreSQL 14 or later: postbox needs its types xid8 and pg_snapshot");
         if e.as_db_error().is_some() { refused.caused_by(e) } else { failed(e, "") }
     })?;
     let row = rows.iter().find_map(|m| match m {
@@ -186,7 +187,9 @@ async fn check_server(client: &Client) -> Result<(), SourceError> {
     let row = row.expect("a SELECT without FROM has one row");
     if row.get(1) != Some("t") {
         let name = row.get(0).unwrap_or("this server");
-        return Err(refused(format!("{name} is not PostgreSQL 14 or later: postbox needs its types xid8 and pg_snapshot")));
+        return Err(refused(format!(
+            "{name} is not PostgreSQL 14 or later: postbox needs its types xid8 and pg_snapshot"
+        )));
     }
     if row.get(2) == Some("t") {
         return Err(refused("this server is a standby: connect to the primary"));
@@ -211,7 +214,9 @@ fn failed(e: tokio_postgres::Error, schema: &str) -> SourceError {
         None => (SourceErrorKind::Unavailable, "the connection to PostgreSQL broke: try again".to_owned()),
         Some(db) if *db.code() == SqlState::LOCK_NOT_AVAILABLE => (
             SourceErrorKind::Unavailable,
-            format!("schema {name}: another transaction held a lock for {LOCK_TIMEOUT}, nothing was changed: try again"),
+            format!(
+                "schema {name}: another transaction held a lock for {LOCK_TIMEOUT}, nothing was changed: try again"
+            ),
         ),
         Some(db) if *db.code() == SqlState::INSUFFICIENT_PRIVILEGE => (
             SourceErrorKind::Refused,

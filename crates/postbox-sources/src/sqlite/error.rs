@@ -41,14 +41,15 @@ pub(super) fn failed(path: &Path, doing: &str, cause: Error) -> SourceError {
             Unavailable,
             "another connection has held the write lock all the while. Look for a long transaction, and keep transactions short",
         ),
-        Some(ErrorCode::ReadOnly) => (
-            Refused,
-            "the file is read-only here. Give the relay's user the right to write to the file and to its folder (for FILE-wal and FILE-shm)",
-        ),
-        Some(ErrorCode::NotADatabase) => (Refused, "this is no SQLite database. Correct the path"),
-        Some(ErrorCode::CannotOpen | ErrorCode::PermissionDenied) => {
-            (Refused, "it cannot be opened. Correct the path, or the rights on the file and its folder")
+        Some(ErrorCode::ReadOnly) => {
+            (Refused, "it is read-only here. Give this user the right to write to the file and its folder")
         }
+        Some(ErrorCode::NotADatabase) => (Refused, "this is no SQLite database. Correct the path"),
+        Some(ErrorCode::CannotOpen | ErrorCode::PermissionDenied) => (
+            Refused,
+            "it cannot be opened. Correct the path, or give this user the right to write to the file and its folder \
+             (SQLite keeps files ending in -wal and -shm there)",
+        ),
         Some(ErrorCode::DatabaseCorrupt) => {
             (Refused, "the file is damaged. Restore a backup, or try the sqlite3 shell's .recover")
         }

@@ -14,7 +14,8 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 /// The columns of `push`, of the table alias `o`.
-const COLUMNS: &str = "o.id, o.event_id, o.aggregate_type, o.aggregate_id, o.aggregate_seq, o.event_type, o.schema_version,
+const COLUMNS: &str =
+    "o.id, o.event_id, o.aggregate_type, o.aggregate_id, o.aggregate_seq, o.event_type, o.schema_version,
     o.payload, o.payload_binary, o.content_type, o.headers, o.destination, o.created_at";
 /// The first column behind them.
 const NEXT: usize = 13;

@@ -63,9 +63,8 @@ fn sweep(database: &Database, c: &Connection, from: i64, keep: Duration) -> Resu
     let keep = i64::try_from(keep.as_millis()).unwrap_or(i64::MAX / 2);
     let bound: i64 = c.prepare(&database.sql(sql))?.query_row([keep], |r| r.get(0))?;
     let sql = "SELECT max(id), count(*) FROM (SELECT id FROM \"postbox_outbox\" WHERE id > ?1 AND id <= ?2 ORDER BY id LIMIT ?3)";
-    let (last, count): (Option<i64>, i64) = c
-        .prepare(&database.sql(sql))?
-        .query_row(params![from, bound, PIECE], |r| Ok((r.get(0)?, r.get(1)?)))?;
+    let (last, count): (Option<i64>, i64) =
+        c.prepare(&database.sql(sql))?.query_row(params![from, bound, PIECE], |r| Ok((r.get(0)?, r.get(1)?)))?;
     let Some(last) = last else { return Ok(None) };
     let sql = "DELETE FROM \"postbox_outbox\" WHERE id > ?1 AND id <= ?2 AND NOT EXISTS (
         SELECT 1 FROM \"postbox_lease\" l JOIN \"postbox_held\" h ON h.stream = l.stream AND h.id = \"postbox_outbox\".id

@@ -98,11 +98,16 @@ impl Tenure {
         self.database.transact("record what was sent", Immediate, |c| {
             self.fence(c)?;
             if let Some(mark) = changes.mark {
-                let sql = "INSERT INTO \"postbox_cursor\" (stream, last_id, epoch, relay, at) VALUES (?1, ?2, ?3, ?4, {now})
+                let sql =
+                    "INSERT INTO \"postbox_cursor\" (stream, last_id, epoch, relay, at) VALUES (?1, ?2, ?3, ?4, {now})
                     ON CONFLICT DO NOTHING";
                 let options = &self.options;
-                c.prepare(&self.database.sql(sql))?
-                    .execute(params![options.stream, mark, self.lease.epoch, options.relay])?;
+                c.prepare(&self.database.sql(sql))?.execute(params![
+                    options.stream,
+                    mark,
+                    self.lease.epoch,
+                    options.relay
+                ])?;
             }
             self.record_held(c, changes)
         })
@@ -144,9 +149,9 @@ impl Tenure {
     /// The next page; `None` when there is none yet.
     pub(super) fn read(&mut self, limit: ClaimLimit) -> Result<Option<LogPage<i64>>, SourceError> {
         let read = "read new events";
-        let version = self.database.attempt(read, |c| {
-            Ok(c.prepare("PRAGMA data_version")?.query_row([], |r| r.get::<_, i64>(0))?)
-        })?;
+        let version = self
+            .database
+            .attempt(read, |c| Ok(c.prepare("PRAGMA data_version")?.query_row([], |r| r.get::<_, i64>(0))?))?;
         if self.drained_at == Some(version) {
             self.database.check_file()?;
             return Ok(None);

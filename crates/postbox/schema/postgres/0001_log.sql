@@ -123,7 +123,7 @@ CREATE TABLE {schema}.held (
   event_type       text        NOT NULL,
   event_created_at timestamptz NOT NULL,
   state            text        NOT NULL CHECK (state IN ('retry', 'waiting', 'delayed', 'dead', 'replay', 'done')),
-  attempts         integer     NOT NULL DEFAULT 0,
+  attempts         integer     NOT NULL DEFAULT 0,                            -- that failed
   due_at           timestamptz,
   error            text,
   relay            text,                       -- the last one that changed it
@@ -238,7 +238,7 @@ END;
 CREATE VIEW {schema}.lag AS
 SELECT l.stream, l.shard,
   CASE WHEN l.until > clock_timestamp() THEN l.owner END AS owner,
-  greatest(clock_timestamp() - p.oldest, interval '0') AS oldest_unpublished,   -- the figure to alarm on
+  CASE WHEN p.oldest IS NOT NULL THEN greatest(clock_timestamp() - p.oldest, interval '0') END AS oldest_unpublished,   -- the figure to alarm on
   CASE WHEN p.all_seen THEN p.events ELSE greatest(p.events, (
     SELECT (o.id - CASE WHEN c.until IS NULL THEN coalesce(c.max_id, 0) ELSE c.last_id END) / l.shards FROM {schema}.outbox o ORDER BY o.id DESC LIMIT 1)) END AS pending,
   NOT p.all_seen AS pending_is_estimate,
@@ -265,7 +265,7 @@ BEGIN ATOMIC
     o.created_at,
     CASE WHEN h.state = 'done' THEN h.changed_at WHEN h.state IS NULL THEN c.at END,
     CASE WHEN h.state IS NULL THEN c.relay ELSE h.relay END,
-    CASE WHEN h.state IS NOT NULL THEN h.attempts WHEN c.at IS NOT NULL THEN 1 ELSE 0 END,
+    CASE WHEN h.state = 'done' THEN h.attempts + 1 WHEN h.state IS NOT NULL THEN h.attempts WHEN c.at IS NOT NULL THEN 1 ELSE 0 END,
     h.error
   FROM {schema}.outbox o
   LEFT JOIN {schema}.lease l ON o.slot % l.shards = l.shard

@@ -1,0 +1,32 @@
+//! `postbox migrate`: the tables and functions, made or brought up to date, or printed.
+
+use super::print;
+use crate::cli::MigrateArgs;
+use crate::config::Config;
+use crate::failure::Failure;
+use postbox_sources::admin::{Migrated, Roles};
+
+pub(crate) async fn run(config: &Config, args: &MigrateArgs) -> Result<(), Failure> {
+    let admin = crate::database::admin(config)?;
+    match &args.roles {
+        Some(roles) => return print(&admin.roles_script(roles)?),
+        None if args.print => return print(&admin.migrate_script()?),
+        None => {}
+    }
+    match admin.migrate().await? {
+        Migrated { from, to } if from == to => eprintln!("the tables are at version {to} already; nothing to do"),
+        Migrated { from: 0, to } => eprintln!("the tables are there, at version {to}; next: postbox check"),
+        Migrated { from, to } => eprintln!("the tables were at version {from} and are at {to} now"),
+    }
+    Ok(())
+}
+
+/// "WRITER,RELAY" of the command line.
+pub(crate) fn roles(text: &str) -> Result<Roles, String> {
+    match text.split_once(',') {
+        Some((writer, relay)) if !writer.is_empty() && !relay.is_empty() && !relay.contains(',') => {
+            Ok(Roles { writer: writer.into(), relay: relay.into() })
+        }
+        _ => Err("two role names with a comma between them, as in shop,shop_relay".into()),
+    }
+}

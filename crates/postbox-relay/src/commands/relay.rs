@@ -1,0 +1,85 @@
+//! `postbox relay`: runs until a signal, and says on stderr how it goes.
+
+use crate::cli::RelayArgs;
+use crate::config::{Config, DEFAULT_URL};
+use crate::failure::Failure;
+use crate::run::Runner;
+use crate::screen::Screen;
+use crate::signals::Signals;
+use crate::{database, demo, live};
+use postbox_engine::Stopped;
+use std::path::Path;
+
+/// Reading, sending and settling overlap; the sinks' own threads do the rest.
+const WORKERS: usize = 2;
+
+pub(crate) fn run(config: &Config, args: &RelayArgs) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build()?;
+    let outcome = runtime.block_on(relay(config, args));
+    // What still runs is a send that was given up, or a worker that waits for a database.
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn relay(config: &Config, args: &RelayArgs) -> Result<(), Failure> {
+    let screen = Screen::new();
+    let signals = Signals::new()?;
+    let location = database::location(config);
+    let shop = match (args.demo, location.sqlite_path()) {
+        (true, None) => {
+            return Err(Failure::usage(
+                "--demo writes orders into SQLite, and the configuration names another database",
+            )
+            .remedy("unset source.url and DATABASE_URL, or leave --demo out"));
+        }
+        (demo, path) => path.filter(|_| demo),
+    };
+    if config.source.url.is_none() || args.demo {
+        make_tables(config, &screen).await?;
+    }
+    let runner = Runner::new(config)?;
+    let shop = shop.map(|path| demo::open(&path, &config.source.schema)).transpose()?;
+    announce(config, &screen, shop.is_some());
+    let telling = tokio::spawn(live::tell(screen.clone(), runner.counters(), database::admin(config)?));
+    let outcome = runner.run(signals.stop()).await;
+    telling.abort();
+    screen.clear();
+    drop(shop);
+    match outcome? {
+        Stopped::Clean => screen.say("stopped: all in hand is settled, and the lease is handed over"),
+        Stopped::Abandoned { in_flight } => screen.say(&format!(
+            "stopped at relay.drain_timeout: {in_flight} events had no answer yet and are sent again by the next relay"
+        )),
+    }
+    Ok(())
+}
+
+/// The embedded default is ready without a command; a database that somebody named is changed by `migrate` only.
+async fn make_tables(config: &Config, screen: &Screen) -> Result<(), Failure> {
+    let url = config.source.url();
+    let path = url.expose_secret().trim_start_matches("sqlite:").to_owned();
+    let is_new = !Path::new(&path).exists();
+    database::admin(config)?.migrate().await?;
+    if is_new {
+        screen.say(&format!("made {path}, a SQLite database with the outbox"));
+    }
+    Ok(())
+}
+
+fn announce(config: &Config, screen: &Screen, demo: bool) {
+    let url = config.source.url();
+    for (name, stream) in &config.stream {
+        screen.say(&format!("relay: stream {name}, from {url} to {}; Ctrl-C stops it", stream.sink.as_str()));
+    }
+    if demo {
+        screen.say(
+            "demo: a small shop writes orders; each business transaction also writes its event, and here they arrive.\n\
+             In another terminal, in this folder, try:\n  \
+             postbox status\n  \
+             postbox publish order 42 order.placed '{\"total\": 10}'\n  \
+             postbox trace EVENT_ID",
+        );
+    } else if url.expose_secret() == DEFAULT_URL {
+        screen.say("no database is configured, so this is the file postbox.db; try: postbox relay --demo");
+    }
+}

@@ -1,0 +1,181 @@
+//! Reads the configuration: file, then environment, then secrets from their files. Every error names the file and
+//! line, or the variable, and never shows a secret.
+
+use super::overlay::{Origin, Variables};
+use super::{Config, DatabaseUrl, Secret};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use toml::de::DeTable;
+
+/// The file that is read when it is there and none is named.
+const FILE: &str = "postbox.toml";
+
+/// What is wrong with the configuration, and what mends it.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}")]
+pub struct ConfigError {
+    pub what: String,
+    pub remedy: String,
+}
+
+fn wrong(what: impl Into<String>, remedy: impl Into<String>) -> ConfigError {
+    ConfigError { what: what.into(), remedy: remedy.into() }
+}
+
+/// The configuration in force: `file` (or `POSTBOX_CONFIG`, or `postbox.toml` when it is there, or the defaults),
+/// overlaid by `POSTBOX__SECTION__KEY`; `DATABASE_URL` where neither names a database; secrets read from their files.
+///
+/// # Errors
+/// What is wrong, where, and what mends it.
+pub fn load(file: Option<&Path>, environment: &BTreeMap<String, String>) -> Result<Config, ConfigError> {
+    let (path, text) = find(file, environment)?;
+    let mut config: Config = parse(&text, &path, environment)?;
+    if config.source.url.is_none() && config.source.url_file.is_none() {
+        config.source.url = environment.get("DATABASE_URL").map(|url| DatabaseUrl::from(url.as_str()));
+    }
+    read_secrets(&mut config)?;
+    check(&config)?;
+    Ok(config)
+}
+
+/// The values that file and environment give, without the defaults.
+pub(super) fn overlaid(
+    file: Option<&Path>,
+    environment: &BTreeMap<String, String>,
+) -> Result<toml::Table, ConfigError> {
+    let (path, text) = find(file, environment)?;
+    parse(&text, &path, environment)
+}
+
+/// The file and its text; empty when none is named and none is there.
+fn find(file: Option<&Path>, environment: &BTreeMap<String, String>) -> Result<(PathBuf, String), ConfigError> {
+    let named = file.map(Path::to_path_buf).or_else(|| environment.get("POSTBOX_CONFIG").map(PathBuf::from));
+    let there = || Path::new(FILE).exists().then(|| FILE.into());
+    let Some(path) = named.or_else(there) else { return Ok((FILE.into(), String::new())) };
+    let remedy = "name another file with --config, or write one with: postbox config default > postbox.toml";
+    let text = read(&path, remedy)?;
+    Ok((path, text))
+}
+
+/// The file's text with the environment laid over it, as a `T`.
+pub(super) fn parse<T: serde::de::DeserializeOwned>(
+    text: &str,
+    path: &Path,
+    environment: &BTreeMap<String, String>,
+) -> Result<T, ConfigError> {
+    let mut variables = Variables::new(environment);
+    loop {
+        let table = DeTable::parse(text).map_err(|error| explain(&error, text, path, &variables))?;
+        let (span, mut table) = (table.span(), table.into_inner());
+        variables.apply(&mut table, text.len());
+        let read = toml::de::Deserializer::from(toml::Spanned::new(span, table));
+        let error = match T::deserialize(read) {
+            Ok(config) => return Ok(config),
+            Err(error) => error,
+        };
+        // A variable is text; where the key wants a number or a list, it is read again as one, once.
+        let again = is_type_error(&error) && error.span().is_some_and(|at| variables.clone().retype(&at, text.len()));
+        if !again {
+            return Err(explain(&error, text, path, &variables));
+        }
+        variables.retype(&error.span().unwrap_or_default(), text.len());
+    }
+}
+
+fn is_type_error(error: &toml::de::Error) -> bool {
+    error.message().starts_with("invalid type: string")
+}
+
+/// Says where it is and what to write instead.
+fn explain(error: &toml::de::Error, text: &str, path: &Path, variables: &Variables) -> ConfigError {
+    let place = place(&error.span().unwrap_or(0..0), text, path, variables);
+    let message = error.message();
+    let names: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
+    if let (true, [unknown, known @ ..]) = (message.starts_with("unknown field"), names.as_slice()) {
+        return wrong(format!("{place}: unknown key `{unknown}`"), nearest(unknown, known));
+    }
+    if let (true, [unknown, known @ ..]) = (message.starts_with("unknown variant"), names.as_slice()) {
+        return wrong(format!("{place}: unknown value \"{unknown}\""), nearest(unknown, known));
+    }
+    // serde shows the value that it did not expect, and that may be a secret.
+    let message = match message.split_once("invalid type: string \"") {
+        Some((_, rest)) => format!("a string, but expected {}", rest.rsplit(", expected ").next().unwrap_or(rest)),
+        None => message.lines().next().unwrap_or_default().to_owned(),
+    };
+    wrong(format!("{place}: {message}"), "all keys with their defaults: postbox config default")
+}
+
+fn place(span: &Range<usize>, text: &str, path: &Path, variables: &Variables) -> String {
+    match variables.origin(span, text.len()) {
+        Origin::Variable(name) => format!("environment variable {name}"),
+        Origin::File(at) => {
+            let line = text.as_bytes()[..at.min(text.len())].iter().filter(|b| **b == b'\n').count() + 1;
+            format!("{}:{line}", path.display())
+        }
+    }
+}
+
+/// The known name that the unknown one most likely meant; all of them when none is near.
+fn nearest(unknown: &str, known: &[&str]) -> String {
+    let unknown = unknown.to_lowercase().replace('-', "_");
+    let near = known.iter().map(|name| (strsim::jaro_winkler(&unknown, name), name));
+    match near.max_by(|a, b| a.0.total_cmp(&b.0)) {
+        Some((likeness, name)) if likeness > 0.75 => format!("did you mean `{name}`? known here: {}", known.join(", ")),
+        Some(_) => format!("known here: {}", known.join(", ")),
+        None => "all keys with their defaults: postbox config default".into(),
+    }
+}
+
+fn read(path: &Path, remedy: &str) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path).map_err(|error| wrong(format!("cannot read {}: {error}", path.display()), remedy))
+}
+
+fn read_secrets(config: &mut Config) -> Result<(), ConfigError> {
+    let source = &mut config.source;
+    if let Some(url) = secret("source.url", source.url.is_some(), source.url_file.as_deref())? {
+        source.url = Some(url.into());
+    }
+    if let Some(password) = secret("source.password", source.password.is_some(), source.password_file.as_deref())? {
+        source.password = Some(Secret::from(password));
+    }
+    Ok(())
+}
+
+/// The content of `KEY_file`, without the line's end that editors add.
+fn secret(key: &str, is_set: bool, file: Option<&Path>) -> Result<Option<String>, ConfigError> {
+    let Some(file) = file else { return Ok(None) };
+    if is_set {
+        return Err(wrong(format!("{key} and {key}_file are both set"), "keep one of them"));
+    }
+    let text = read(file, &format!("put the secret there, or change {key}_file"))?;
+    Ok(Some(text.trim_end_matches(['\r', '\n']).to_owned()))
+}
+
+/// What no single key shows.
+fn check(config: &Config) -> Result<(), ConfigError> {
+    if config.stream.is_empty() {
+        return Err(wrong("no stream is configured", "add a table [stream.main]"));
+    }
+    if config.relay.lease < std::time::Duration::from_secs(1) {
+        return Err(wrong("relay.lease is shorter than one second", "set it to 10s, the default"));
+    }
+    for (key, value) in [("relay.events_max", config.relay.events_max), ("relay.bytes_max", config.relay.bytes_max)] {
+        if value == 0 {
+            return Err(wrong(
+                format!("{key} is 0, so nothing could ever be sent"),
+                format!("remove {key} to use the default"),
+            ));
+        }
+    }
+    for (name, stream) in &config.stream {
+        if stream.routes.is_empty() {
+            let remedy = "add one, as in: routes = [{ topic = \"{aggregate_type}\" }]";
+            return Err(wrong(format!("stream.{name}.routes is empty, so no event has a place to go"), remedy));
+        }
+        if stream.retry.attempts_max == 0 {
+            return Err(wrong(format!("stream.{name}.retry.attempts_max is 0"), "set it to 1 or more"));
+        }
+    }
+    Ok(())
+}

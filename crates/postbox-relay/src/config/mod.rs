@@ -1,0 +1,180 @@
+//! The configuration: what can be set, and its defaults. `default.toml` says the same to people, and a test holds
+//! the two together. [`load`] puts file, environment and secrets together.
+
+mod load;
+mod overlay;
+mod show;
+mod sinks;
+#[cfg(test)]
+mod tests;
+mod units;
+
+pub use load::{ConfigError, load};
+pub(crate) use show::shown;
+pub(crate) use units::show_duration;
+pub use units::{DatabaseUrl, Secret};
+
+use postbox_engine::{DeadPolicy, Envelope, RelayOptions, Retry, Rule};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The commented default file, which is also the reference of all keys.
+pub const DEFAULT_TOML: &str = include_str!("../default.toml");
+
+/// All that can be configured.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    pub source: SourceSection,
+    pub relay: RelaySection,
+    /// By name. The name is part of a stream's progress in the database: renamed, it starts anew.
+    pub stream: BTreeMap<String, StreamSection>,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        let stream = BTreeMap::from([("main".into(), StreamSection::default())]);
+        Config { source: SourceSection::default(), relay: RelaySection::default(), stream }
+    }
+}
+
+/// The database with the outbox.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SourceSection {
+    pub url: Option<DatabaseUrl>,
+    pub url_file: Option<PathBuf>,
+    pub listen_url: Option<DatabaseUrl>,
+    pub password: Option<Secret>,
+    pub password_file: Option<PathBuf>,
+    pub schema: String,
+    #[serde(deserialize_with = "units::duration")]
+    pub retention: Duration,
+}
+
+impl Default for SourceSection {
+    fn default() -> SourceSection {
+        SourceSection {
+            url: None,
+            url_file: None,
+            listen_url: None,
+            password: None,
+            password_file: None,
+            schema: "postbox".into(),
+            retention: Duration::from_secs(7 * 24 * 3600),
+        }
+    }
+}
+
+/// The file that is used when nothing names a database.
+pub const DEFAULT_URL: &str = "sqlite:postbox.db";
+
+impl SourceSection {
+    /// The database's URL; the embedded default when nothing names one.
+    pub fn url(&self) -> DatabaseUrl {
+        self.url.clone().unwrap_or_else(|| DEFAULT_URL.into())
+    }
+}
+
+/// This relay process.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RelaySection {
+    /// Unset: host name and process id.
+    pub name: Option<String>,
+    #[serde(deserialize_with = "units::duration")]
+    pub lease: Duration,
+    pub events_max: usize,
+    #[serde(deserialize_with = "units::size")]
+    pub bytes_max: usize,
+    #[serde(deserialize_with = "units::duration")]
+    pub send_timeout: Duration,
+    #[serde(deserialize_with = "units::duration")]
+    pub drain_timeout: Duration,
+}
+
+impl Default for RelaySection {
+    fn default() -> RelaySection {
+        let RelayOptions { events_max, bytes_max, send_timeout, drain_timeout, .. } = RelayOptions::default();
+        RelaySection { name: None, lease: Duration::from_secs(10), events_max, bytes_max, send_timeout, drain_timeout }
+    }
+}
+
+/// One delivery of the outbox to one place.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct StreamSection {
+    pub sink: SinkName,
+    pub dead: DeadName,
+    pub routes: Vec<Rule>,
+    pub retry: RetrySection,
+    pub(crate) kafka: Option<sinks::KafkaTable>,
+}
+
+impl Default for StreamSection {
+    fn default() -> StreamSection {
+        StreamSection {
+            sink: SinkName::Stdout,
+            dead: DeadName::Skip,
+            routes: vec![everything_by_type()],
+            retry: RetrySection::default(),
+            kafka: None,
+        }
+    }
+}
+
+/// Each aggregate type has a topic of its own.
+fn everything_by_type() -> Rule {
+    Rule { aggregate_type: None, event_type: None, topic: "{aggregate_type}".into(), envelope: Envelope::Plain }
+}
+
+/// Which sink a stream uses; its settings are in the table of the same name.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
+#[serde(rename_all = "lowercase")]
+pub enum SinkName {
+    Stdout,
+    Kafka,
+}
+
+/// See [`DeadPolicy`].
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
+#[serde(rename_all = "lowercase")]
+pub enum DeadName {
+    Skip,
+    Block,
+}
+
+impl From<DeadName> for DeadPolicy {
+    fn from(name: DeadName) -> DeadPolicy {
+        match name {
+            DeadName::Skip => DeadPolicy::Skip,
+            DeadName::Block => DeadPolicy::Block,
+        }
+    }
+}
+
+/// See [`Retry`].
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RetrySection {
+    #[serde(deserialize_with = "units::duration")]
+    pub base: Duration,
+    #[serde(deserialize_with = "units::duration")]
+    pub pause_max: Duration,
+    pub attempts_max: u32,
+}
+
+impl Default for RetrySection {
+    fn default() -> RetrySection {
+        let Retry { base, pause_max, attempts_max } = Retry::default();
+        RetrySection { base, pause_max, attempts_max }
+    }
+}
+
+impl From<&RetrySection> for Retry {
+    fn from(retry: &RetrySection) -> Retry {
+        Retry { base: retry.base, pause_max: retry.pause_max, attempts_max: retry.attempts_max }
+    }
+}

@@ -1,0 +1,221 @@
+//! The default file is the reference, so it may not drift from the code; and what is wrong is named with its place.
+
+use super::load::parse;
+use super::*;
+use std::path::Path;
+
+/// Every key that holds a secret is masked, whichever is added later: a value that Debug hides must not be printed.
+#[test]
+fn what_a_type_hides_is_not_printed_either() {
+    let mut hidden = 0;
+    for section in ["source", "relay", "stream.main"] {
+        for key in known_keys(section) {
+            let text = format!("[{section}]\n{key} = \"canary\"\n");
+            let Ok(config) = read(&text, &[]) else { continue };
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), &text).unwrap();
+            if !format!("{config:?}").contains("canary") {
+                hidden += 1;
+                assert!(!shown(Some(file.path()), &BTreeMap::new()).unwrap().contains("canary"), "{section}.{key}");
+            }
+        }
+    }
+    assert!(hidden >= 1);
+}
+
+fn read(text: &str, environment: &[(&str, &str)]) -> Result<Config, ConfigError> {
+    let environment = environment.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+    parse(text, Path::new("postbox.toml"), &environment)
+}
+
+fn refused(text: &str, environment: &[(&str, &str)]) -> String {
+    let error = read(text, environment).unwrap_err();
+    format!("{} | {}", error.what, error.remedy)
+}
+
+#[test]
+fn the_default_file_equals_the_codes_defaults() {
+    let default = format!("{:#?}", Config::default());
+    assert_eq!(format!("{:#?}", read(DEFAULT_TOML, &[]).unwrap()), default);
+    assert_eq!(format!("{:#?}", read("", &[]).unwrap()), default);
+}
+
+#[test]
+fn the_default_file_names_every_key() {
+    let sections = ["source", "relay", "stream.main", "stream.main.retry"];
+    for section in sections {
+        let text = DEFAULT_TOML.split_once(&format!("\n[{section}]")).expect(section).1;
+        let text = text.split("\n[").next().unwrap();
+        for key in known_keys(section) {
+            let named = |line: &str| line.trim_start_matches("# ").starts_with(&format!("{key} = "));
+            let table = DEFAULT_TOML.contains(&format!("[{section}.{key}]"));
+            assert!(table || text.lines().any(named), "{section}.{key} is not in the default file");
+        }
+    }
+}
+
+/// As the error for an unknown key lists them.
+fn known_keys(section: &str) -> Vec<String> {
+    let error = refused(&format!("[{section}]\nno_such_key_at_all = 1\n"), &[]);
+    let known = error.split_once("known here: ").expect(&error).1;
+    known.split(", ").map(str::to_owned).collect()
+}
+
+#[test]
+fn what_is_printed_is_in_force_and_holds_no_secret() {
+    let environment: BTreeMap<_, _> = [("POSTBOX__RELAY__LEASE", "20s"), ("POSTBOX__SOURCE__PASSWORD", "p@ss:/%word")]
+        .map(|(k, v)| (k.to_owned(), v.to_owned()))
+        .into();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "[stream.orders]\ndead = \"block\"\n").unwrap();
+    let printed = shown(Some(file.path()), &environment).unwrap();
+    assert!(printed.contains("lease = \"20s\"") && printed.contains("password = \"***\""), "{printed}");
+    let again = format!("{:?}", read(&printed, &[]).unwrap());
+    assert_eq!(again, format!("{:?}", load(Some(file.path()), &environment).map(with_url).unwrap()));
+    assert!(printed.contains("[stream.orders]") && !printed.contains("[stream.main"), "{printed}");
+    assert!(!printed.contains("word\""), "{printed}");
+}
+
+fn with_url(mut config: Config) -> Config {
+    config.source.url = Some(config.source.url());
+    config
+}
+
+/// The default file with its commented sink tables in force.
+fn with_sinks() -> String {
+    let (head, sinks) = DEFAULT_TOML.split_once("\n# [stream.main.kafka]").unwrap();
+    let sinks: Vec<&str> = sinks.lines().map(|line| line.strip_prefix("# ").unwrap_or(line)).collect();
+    format!("{head}\n[stream.main.kafka]{}", sinks.join("\n"))
+}
+
+#[cfg(feature = "kafka")]
+#[test]
+fn the_sinks_tables_equal_the_codes_defaults() {
+    // What has no default stands there as an example.
+    let examples = ["ca_file", "certificate_file", "key_file", "user", "password", "password_file"];
+    let is_example = |line: &&str| !examples.iter().any(|key| line.starts_with(&format!("{key} = ")));
+    let written: Vec<String> = with_sinks().lines().filter(is_example).map(str::to_owned).collect();
+    let kafka = |text: &str| format!("{:#?}", read(text, &[]).unwrap().stream["main"].kafka);
+    let least = "[stream.main.kafka]\nbrokers = \"127.0.0.1:9092\"\n";
+    assert_eq!(kafka(&written.join("\n")), kafka(least));
+    let text = with_sinks();
+    let text = text.split_once("[stream.main.kafka]").unwrap().1;
+    for key in known_keys("stream.main.kafka") {
+        assert!(text.lines().any(|line| line.starts_with(&format!("{key} = "))), "{key} is not in the default file");
+    }
+}
+
+#[test]
+fn what_the_default_file_has_commented_out_is_known_too() {
+    // `# key = value` is a key; talk begins with a capital or has no `=`.
+    let mut checked = 0;
+    let mut section = String::new();
+    for line in DEFAULT_TOML.split("\n# [").next().unwrap().lines() {
+        if line.starts_with('[') {
+            section = line.to_owned();
+        }
+        let Some(setting) = line.strip_prefix("# ").filter(|s| s.split_once(" = ").is_some_and(|(k, _)| is_key(k)))
+        else {
+            continue;
+        };
+        if setting.ends_with('[') {
+            continue; // the example of several lines, checked below
+        }
+        read(&format!("{section}\n{setting}\n"), &[]).unwrap_or_else(|error| panic!("{line}: {error}"));
+        checked += 1;
+    }
+    assert!(checked >= 5, "only {checked} commented keys found");
+    let example: Vec<&str> = DEFAULT_TOML.lines().skip_while(|line| *line != "# routes = [").collect();
+    let example: Vec<&str> = example.iter().take_while(|l| l.starts_with('#')).map(|l| &l[2..]).collect();
+    let config = read(&format!("[stream.main]\n{}", example.join("\n")), &[]).unwrap();
+    assert_eq!(config.stream["main"].routes.len(), 2);
+}
+
+fn is_key(text: &str) -> bool {
+    text.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')
+}
+
+#[test]
+fn an_unknown_key_is_named_with_its_line_and_the_nearest_known_one() {
+    let text = "[source]\nschema = \"postbox\"\n\n[relay]\nlese = \"10s\"\n";
+    let error = refused(text, &[]);
+    assert!(error.starts_with("postbox.toml:5: unknown key `lese` | did you mean `lease`?"), "{error}");
+    let error = refused("[streams.main]\nsink = \"stdout\"\n", &[]);
+    assert!(error.starts_with("postbox.toml:1: unknown key `streams` | did you mean `stream`?"), "{error}");
+    let error = refused("[stream.main]\nsink = \"kafak\"\n", &[]);
+    assert!(error.starts_with("postbox.toml:2: unknown value \"kafak\" | did you mean `kafka`?"), "{error}");
+    let error = refused("", &[("POSTBOX__RELAY__LESE", "10s")]);
+    assert!(
+        error.starts_with("environment variable POSTBOX__RELAY__LESE: unknown key `lese` | did you mean"),
+        "{error}"
+    );
+}
+
+#[test]
+fn wrong_values_are_named_with_their_place() {
+    let error = refused("[relay]\nlease = \"soon\"\n", &[]);
+    assert!(error.contains("postbox.toml:2: \"soon\" is no duration"), "{error}");
+    let error = refused("[relay]\nlease = 30\n", &[]);
+    assert!(error.contains("postbox.toml:2:") && error.contains("integer `30`"), "{error}");
+    let error = refused("[relay\n", &[]);
+    assert!(error.contains("postbox.toml:1:"), "{error}");
+    let error = refused("", &[("POSTBOX__RELAY__EVENTS_MAX", "many")]);
+    assert!(error.starts_with("environment variable POSTBOX__RELAY__EVENTS_MAX: "), "{error}");
+}
+
+#[test]
+fn every_kind_of_key_is_set_by_the_environment() {
+    let config = read(
+        "[relay]\nlease = \"20s\"\n[stream.main]\nsink = \"kafka\"\n",
+        &[
+            ("POSTBOX__SOURCE__PASSWORD", "123"),
+            ("POSTBOX__RELAY__EVENTS_MAX", "99"),
+            ("POSTBOX__RELAY__BYTES_MAX", "1MB"),
+            ("POSTBOX__STREAM__MAIN__ROUTES", "[{ topic = \"all\" }]"),
+            ("POSTBOX__STREAM__MAIN__RETRY__ATTEMPTS_MAX", "3"),
+            ("POSTBOX_CONFIG", "not a key"),
+        ],
+    )
+    .unwrap();
+    assert_eq!(config.source.password.unwrap().expose_secret(), "123");
+    assert_eq!((config.relay.events_max, config.relay.bytes_max), (99, 1 << 20));
+    assert_eq!(config.relay.lease, Duration::from_secs(20));
+    let main = &config.stream["main"];
+    assert_eq!((main.sink, main.routes[0].topic.as_str(), main.retry.attempts_max), (SinkName::Kafka, "all", 3));
+}
+
+#[test]
+fn the_database_is_named_by_the_key_then_by_database_url() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let url = |text: &str, environment: &[(&str, &str)]| {
+        std::fs::write(file.path(), text).unwrap();
+        let environment = environment.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+        load(Some(file.path()), &environment).unwrap().source.url().to_string()
+    };
+    let set = "[source]\nurl = \"sqlite:a.db\"\n";
+    assert_eq!(url("", &[]), DEFAULT_URL);
+    assert_eq!(url("", &[("DATABASE_URL", "sqlite:b.db")]), "sqlite:b.db");
+    assert_eq!(url(set, &[("DATABASE_URL", "sqlite:b.db")]), "sqlite:a.db");
+    assert_eq!(url(set, &[("POSTBOX__SOURCE__URL", "sqlite:c.db")]), "sqlite:c.db");
+}
+
+#[test]
+fn case_t2_secrets_come_from_files_and_are_not_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, secret) = (folder.path().join("c.toml"), folder.path().join("secret"));
+    std::fs::write(&secret, "p@ss:/%word\n").unwrap();
+    let text = format!("[source]\nurl = \"postgres://u@h/d\"\npassword_file = {secret:?}\n");
+    std::fs::write(&config, &text).unwrap();
+    let loaded = load(Some(&config), &Default::default()).unwrap();
+    assert_eq!(loaded.source.password.as_ref().unwrap().expose_secret(), "p@ss:/%word");
+    let debug = format!("{loaded:?}");
+    assert!(debug.contains("***") && !debug.contains("%word"), "{debug}");
+    std::fs::write(&config, format!("{text}password = \"other\"\n")).unwrap();
+    let error = load(Some(&config), &Default::default()).unwrap_err();
+    assert_eq!(error.what, "source.password and source.password_file are both set");
+    std::fs::write(&config, "[source]\npassword_file = \"/nowhere/pw\"\n").unwrap();
+    assert!(load(Some(&config), &Default::default()).unwrap_err().what.contains("/nowhere/pw"));
+    // A secret where something else is expected is not shown by the error either.
+    let error = refused("[source.password]\na = 1\n", &[("POSTBOX__RELAY", "p@ss:/%word")]);
+    assert!(!error.contains("word"), "{error}");
+}

@@ -1,0 +1,86 @@
+//! How a command ends when it does not end well: one line that says what, one that says what mends it, an exit code.
+
+use crate::config::ConfigError;
+use postbox_engine::SourceError;
+use std::error::Error;
+use std::fmt::Display;
+use std::process::ExitCode;
+
+/// The exit codes; `postbox --help` and the guide list them. A second signal ends with 128 + its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Code {
+    /// Something could not be done.
+    Failed = 1,
+    /// The command line or the configuration is wrong; nothing was tried.
+    Usage = 2,
+    /// The command worked, and what it looked at is not well.
+    Unwell = 3,
+}
+
+/// Why a command ended, for people and for scripts.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}")]
+pub struct Failure {
+    pub code: Code,
+    pub what: String,
+    /// What mends it, if that is not in `what` already.
+    pub remedy: Option<String>,
+}
+
+impl Failure {
+    pub fn failed(what: impl Into<String>) -> Failure {
+        Failure { code: Code::Failed, what: what.into(), remedy: None }
+    }
+    pub fn usage(what: impl Into<String>) -> Failure {
+        Failure { code: Code::Usage, what: what.into(), remedy: None }
+    }
+    /// The findings are printed already; this only sets the exit code.
+    pub fn unwell(what: impl Into<String>) -> Failure {
+        Failure { code: Code::Unwell, what: what.into(), remedy: None }
+    }
+    pub fn remedy(mut self, remedy: impl Into<String>) -> Failure {
+        self.remedy = Some(remedy.into());
+        self
+    }
+
+    /// Says it on stderr and gives the exit code.
+    pub fn report(&self) -> ExitCode {
+        eprintln!("postbox: {}", self.what);
+        if let Some(remedy) = &self.remedy {
+            eprintln!("  mend: {remedy}");
+        }
+        ExitCode::from(self.code as u8)
+    }
+}
+
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Failure {
+        Failure::usage(error.what).remedy(error.remedy)
+    }
+}
+
+impl From<SourceError> for Failure {
+    fn from(error: SourceError) -> Failure {
+        Failure::failed(with_causes(&error))
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Failure {
+        Failure::failed(format!("writing the output: {error}"))
+    }
+}
+
+/// The error and its causes on one line, without what is said twice.
+pub fn with_causes<E: Error + Display>(error: &E) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let line = error.to_string();
+        if !text.contains(&line) {
+            text = format!("{text}: {line}");
+        }
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,137 @@
+//! From a configuration to running relays: one per stream, each a source and a sink joined by the engine. The same
+//! for the program and for a service that has the relay inside.
+
+use crate::config::{Config, RelaySection, StreamSection};
+use crate::database;
+use crate::failure::{Failure, with_causes};
+use postbox_engine::{Counters, Relay, RelayOptions, Route, Stopped};
+use postbox_sinks::AnySink;
+use postbox_sources::{AnySource, SourceConfig};
+use std::future::Future;
+use std::sync::Arc;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// Runs the relay of every configured stream until `stop` resolves, then drains within `relay.drain_timeout` and
+/// hands over. Outages of database and broker are waited out, and logged through `tracing`. A process that talks
+/// TLS installs rustls's provider first.
+///
+/// # Errors
+/// What an operator must mend: a wrong configuration, missing tables or rights, an untrusted cursor.
+pub async fn run(config: &Config, stop: impl Future<Output = ()> + Send) -> Result<Stopped, Failure> {
+    Runner::new(config)?.run(stop).await
+}
+
+/// The relays of a configuration, built and not started.
+pub struct Runner {
+    relays: Vec<(Arc<str>, Relay<AnySource, AnySink>)>,
+}
+
+impl Runner {
+    /// # Errors
+    /// What the configuration names and this build or the sink cannot do.
+    pub fn new(config: &Config) -> Result<Runner, Failure> {
+        let relays = config.stream.iter().map(|(name, stream)| relay(config, name, stream));
+        Ok(Runner { relays: relays.collect::<Result<_, Failure>>()? })
+    }
+
+    /// The counters of each stream; they live on while the relays run.
+    pub fn counters(&self) -> Vec<(Arc<str>, Arc<Counters>)> {
+        self.relays.iter().map(|(name, relay)| (name.clone(), relay.counters())).collect()
+    }
+
+    /// See [`run`].
+    ///
+    /// # Errors
+    /// The first relay's that ends with one; the others are stopped cleanly.
+    pub async fn run(self, stop: impl Future<Output = ()> + Send) -> Result<Stopped, Failure> {
+        let (stopping, stopped) = watch::channel(false);
+        let mut running = JoinSet::new();
+        for (_, relay) in self.relays {
+            let mut stopped = stopped.clone();
+            running.spawn(relay.run(async move {
+                // An error means that the sender is gone, and with it whoever could want us to go on.
+                let _ = stopped.wait_for(|stop| *stop).await;
+            }));
+        }
+        let mut stop = std::pin::pin!(stop);
+        let mut outcome = Ok(Stopped::Clean);
+        loop {
+            let ended = tokio::select! {
+                biased; // the stop signal first: all relays are to hear it, however busy
+                () = &mut stop, if !*stopping.borrow() => {
+                    stopping.send_replace(true);
+                    continue;
+                }
+                ended = running.join_next() => ended,
+            };
+            match ended {
+                None => return outcome,
+                Some(Ok(Ok(Stopped::Clean))) => {}
+                Some(Ok(Ok(Stopped::Abandoned { in_flight }))) => {
+                    outcome = outcome.map(|before| add(before, in_flight))
+                }
+                Some(Ok(Err(error))) => {
+                    outcome = outcome.and(Err(error.into()));
+                    stopping.send_replace(true);
+                }
+                Some(Err(panic)) => std::panic::resume_unwind(panic.into_panic()),
+            }
+        }
+    }
+}
+
+fn add(before: Stopped, more: usize) -> Stopped {
+    match before {
+        Stopped::Clean => Stopped::Abandoned { in_flight: more },
+        Stopped::Abandoned { in_flight } => Stopped::Abandoned { in_flight: in_flight + more },
+    }
+}
+
+fn relay(
+    config: &Config,
+    name: &str,
+    stream: &StreamSection,
+) -> Result<(Arc<str>, Relay<AnySource, AnySink>), Failure> {
+    let source = postbox_sources::build(&source_config(config, name, stream)).map_err(database::named_wrongly)?;
+    let sink = sink(name, stream)?;
+    let route = route(name, stream)?;
+    let RelaySection { events_max, bytes_max, send_timeout, drain_timeout, .. } = config.relay;
+    let name: Arc<str> = name.into();
+    let options = RelayOptions {
+        stream: name.clone(),
+        events_max,
+        bytes_max,
+        retry: (&stream.retry).into(),
+        send_timeout,
+        drain_timeout,
+        seed: uuid::Uuid::now_v7().as_u64_pair().1, // relays that fail together must not retry together
+    };
+    Ok((name, Relay::new(Arc::new(source), Arc::new(sink), route, options)))
+}
+
+pub(crate) fn route(name: &str, stream: &StreamSection) -> Result<Route, Failure> {
+    Route::new(stream.routes.clone()).map_err(|error| Failure::usage(format!("stream.{name}.routes: {error}")))
+}
+
+pub(crate) fn sink(name: &str, stream: &StreamSection) -> Result<AnySink, Failure> {
+    let config = stream.sink_config(name)?;
+    postbox_sinks::build(&config).map_err(|error| Failure::usage(format!("stream.{name}: {}", with_causes(&error))))
+}
+
+fn source_config(config: &Config, name: &str, stream: &StreamSection) -> SourceConfig {
+    SourceConfig {
+        location: database::location(config),
+        stream: name.to_owned(),
+        relay: config.relay.name.clone().unwrap_or_else(default_name),
+        lease: config.relay.lease,
+        retention: config.source.retention,
+        policy: stream.dead.into(),
+    }
+}
+
+fn default_name() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").ok().or_else(|| std::env::var("HOSTNAME").ok());
+    let host = host.as_deref().map(str::trim).filter(|host| !host.is_empty()).unwrap_or("relay");
+    format!("{host}-{}", std::process::id())
+}

@@ -1,0 +1,80 @@
+//! stderr of a running relay: log lines, and on a terminal one live line below them that is drawn again and again.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tracing_subscriber::EnvFilter;
+
+const CLEAR: &str = "\r\x1b[2K";
+
+/// The live line drawn now, empty without one. Log lines clear it, write themselves, and draw it again.
+#[derive(Clone, Default)]
+pub(crate) struct Screen(Arc<Mutex<String>>);
+
+impl Screen {
+    /// Sends the log to stderr; `RUST_LOG` chooses what, `info` and above by default.
+    pub(crate) fn new() -> Screen {
+        let screen = Screen::default();
+        let writer = screen.clone();
+        let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+        let log = tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_ansi(is_terminal());
+        // A second call in one process (tests) keeps the first log.
+        let _ = log.with_writer(move || writer.clone()).try_init();
+        screen
+    }
+
+    fn line(&self) -> MutexGuard<'_, String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Draws the live line. The cursor stays at its begin, so that data on the same terminal overwrites it.
+    pub(crate) fn draw(&self, text: &str) {
+        let mut line = self.line();
+        *line = text.to_owned();
+        put(&format!("{CLEAR}{line}\r"));
+    }
+
+    /// Takes the live line away.
+    pub(crate) fn clear(&self) {
+        let mut line = self.line();
+        if !line.is_empty() {
+            line.clear();
+            put(CLEAR);
+        }
+    }
+
+    /// A line of talk for people.
+    pub(crate) fn say(&self, text: &str) {
+        let _ = writeln!(self.clone(), "{text}");
+    }
+}
+
+pub(crate) fn is_terminal() -> bool {
+    io::stderr().is_terminal()
+}
+
+/// A closed stderr must not stop the relay.
+fn put(text: &str) {
+    let mut stderr = io::stderr().lock();
+    let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
+}
+
+impl Write for Screen {
+    /// The log writes each of its lines with one call.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let line = self.line();
+        let mut stderr = io::stderr().lock();
+        if line.is_empty() {
+            stderr.write_all(bytes)?;
+        } else {
+            stderr.write_all(CLEAR.as_bytes())?;
+            stderr.write_all(bytes)?;
+            stderr.write_all(format!("{line}\r").as_bytes())?;
+        }
+        stderr.flush()?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,36 @@
+//! SIGTERM and Ctrl-C: the first asks the relay to stop, the second ends the process at once.
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// The two signals, caught from now on.
+pub(crate) struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    pub(crate) fn new() -> std::io::Result<Signals> {
+        let (interrupt, terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        Ok(Signals { interrupt, terminate })
+    }
+
+    /// The number of the next one.
+    pub(crate) async fn next(&mut self) -> i32 {
+        tokio::select! {
+            biased; // either will do; an order makes it the same each time
+            _ = self.terminate.recv() => SignalKind::terminate().as_raw_value(),
+            _ = self.interrupt.recv() => SignalKind::interrupt().as_raw_value(),
+        }
+    }
+
+    /// Resolves at the first signal. From then on a second one ends the process with 128 + its number.
+    pub(crate) async fn stop(mut self) {
+        let first = self.next().await;
+        tracing::info!(signal = first, "stopping; a second signal ends at once");
+        tokio::spawn(async move {
+            let second = self.next().await;
+            tracing::warn!(signal = second, "ended at once; what was in flight is sent again by the next relay");
+            std::process::exit(128 + second);
+        });
+    }
+}

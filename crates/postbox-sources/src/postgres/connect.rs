@@ -1,0 +1,171 @@
+//! Connections: each owned by one role, none from a pool, so that settling never waits behind reading.
+//! A connection is handed out only after its server has shown that it is PostgreSQL 14 or later and no standby.
+//! No error and no log line here ever shows the URL.
+
+use crate::postgres::error::{STATEMENT_TIMEOUT, failed, refused, unavailable, within};
+use crate::postgres::tls::Target;
+use postbox_engine::SourceError;
+use std::future::poll_fn;
+use std::time::Duration;
+use tokio::task::JoinHandle;
+use tokio_postgres::{AsyncMessage, Client, SimpleQueryMessage};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+/// A server that does not answer a connection attempt within this is tried again later.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// When unanswered packets end a connection. Less than the lease, so that a half-open connection costs one tenure at most.
+const UNANSWERED_MAX: Duration = Duration::from_secs(8);
+
+/// What a connection is for; its name in `pg_stat_activity`, after the relay's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Windows and pages.
+    Reader,
+    /// The lease and the cursor.
+    Settler,
+    /// Held events and retention.
+    Keeper,
+    /// `LISTEN`.
+    Listener,
+    /// The command line.
+    Admin,
+}
+
+/// One connection and the task that drives it; dropping it ends both.
+pub(crate) struct Session {
+    pub(crate) client: Client,
+    driver: JoinHandle<()>,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.driver.abort(); // a half-open connection would linger otherwise
+    }
+}
+
+impl std::ops::Deref for Session {
+    type Target = Client;
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+/// Connects. `on_notice` runs in the driving task for each notification, and once with `None` when the connection ends.
+///
+/// # Errors
+/// `Refused` for what only an operator can mend, `Unavailable` for the rest.
+pub(crate) async fn connect(
+    url: &str,
+    role: Role,
+    mut on_notice: impl FnMut(Option<()>) + Send + 'static,
+) -> Result<Session, SourceError> {
+    let mut target = Target::parse(url)?;
+    let config = &mut target.config;
+    if config.get_application_name().is_none() {
+        config.application_name(format!("postbox {}", format!("{role:?}").to_lowercase()));
+    }
+    if config.get_connect_timeout().is_none() {
+        config.connect_timeout(CONNECT_TIMEOUT);
+    }
+    config.tcp_user_timeout(UNANSWERED_MAX).keepalives(true);
+    config.keepalives_idle(UNANSWERED_MAX / 2).keepalives_interval(Duration::from_secs(2)).keepalives_retries(2);
+    let connecting = target.config.connect(MakeRustlsConnect::new(target.tls()?));
+    let (client, mut connection) = within(CONNECT_TIMEOUT, "connect", connecting).await?;
+    let driver = tokio::spawn(async move {
+        while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
+            if matches!(message, AsyncMessage::Notification(_)) {
+                on_notice(Some(()));
+            }
+        }
+        on_notice(None);
+    });
+    let session = Session { client, driver };
+    greet(&session, role).await?;
+    Ok(session)
+}
+
+/// Refuses servers whose snapshots would not say what the log rests on; then sets the session up.
+async fn greet(session: &Session, role: Role) -> Result<(), SourceError> {
+    let version = first_cell(session, "SELECT version()").await?;
+    if let Some(why) = unfit(&version) {
+        return Err(refused(why));
+    }
+    let recovery = first_cell(session, "SELECT pg_catalog.pg_is_in_recovery()::text").await?;
+    if recovery == "true" && role != Role::Admin {
+        return Err(refused(
+            "this server is a standby: its snapshots list no running transactions, so their events would be skipped. \
+             Connect to the primary (several hosts in the URL with target_session_attrs=read-write find it)",
+        ));
+    }
+    within(STATEMENT_TIMEOUT, "set the session up", session.batch_execute(settings(role))).await
+}
+
+fn settings(role: Role) -> &'static str {
+    match role {
+        // JIT costs 83 ms a poll. Plans made while the table was empty cost 4x, and custom plans plan six bins anew.
+        Role::Reader | Role::Keeper | Role::Admin => {
+            "SET jit = off; SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_bitmapscan = off; \
+             SET statement_timeout = '60s'; SET lock_timeout = '10s'; SET bytea_output = hex; SET default_transaction_isolation = 'read committed'"
+        }
+        // A settle lost in a crash is a duplicate, never a loss.
+        Role::Settler => {
+            "SET jit = off; SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_bitmapscan = off; \
+             SET statement_timeout = '10s'; SET synchronous_commit = off; SET default_transaction_isolation = 'read committed'"
+        }
+        Role::Listener => "SET statement_timeout = '10s'",
+    }
+}
+
+async fn first_cell(session: &Session, sql: &str) -> Result<String, SourceError> {
+    let messages = within(CONNECT_TIMEOUT, "ask the server for its version", session.simple_query(sql)).await?;
+    let cell = messages.iter().find_map(|m| match m {
+        SimpleQueryMessage::Row(row) => row.get(0),
+        _ => None,
+    });
+    cell.map(str::to_string).ok_or_else(|| unavailable("PostgreSQL: the server does not tell its version"))
+}
+
+/// Why a server that calls itself so cannot hold the log; `None` for PostgreSQL 14 and later.
+fn unfit(version: &str) -> Option<String> {
+    const PROTOCOL_ONLY: [&str; 7] =
+        ["CockroachDB", "-YB-", "Redshift", "Materialize", "Greenplum", "Spanner", "CrateDB"];
+    let number = version.strip_prefix("PostgreSQL ").and_then(|rest| {
+        let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+        digits.parse::<u32>().ok()
+    });
+    let name = version.split(" (").next().unwrap_or(version);
+    if PROTOCOL_ONLY.iter().any(|other| version.contains(other)) || number.is_none() {
+        return Some(format!(
+            "this server is {name}: it speaks PostgreSQL's protocol, but has not its transaction snapshots, on which the log \
+             rests. Use PostgreSQL 14 or later"
+        ));
+    }
+    number.filter(|n| *n < 14).map(|_| format!("this server is {name}: the log needs PostgreSQL 14 or later"))
+}
+
+/// `LISTEN channel` on a connection made for it.
+pub(crate) async fn listen(session: &Session, channel: &str) -> Result<(), SourceError> {
+    let sql = format!("LISTEN {}", super::sql::quoted(channel));
+    tokio::time::timeout(CONNECT_TIMEOUT, session.batch_execute(&sql))
+        .await
+        .map_err(|_| unavailable("PostgreSQL: could not listen: no answer"))?
+        .map_err(|e| failed("listen", e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::unfit;
+
+    #[test]
+    fn only_postgresql_14_and_later_will_do() {
+        for good in
+            ["PostgreSQL 14.23 on x86_64", "PostgreSQL 18.6 (Debian 18.6-1) on x86_64", "PostgreSQL 19beta1 on arm"]
+        {
+            assert_eq!(unfit(good), None);
+        }
+        assert!(unfit("PostgreSQL 13.9 on x86_64").unwrap().contains("14 or later"));
+        assert!(unfit("CockroachDB CCL v25.1.0 (x86_64)").unwrap().contains("CockroachDB CCL v25.1.0"));
+        assert!(unfit("PostgreSQL 15.2-YB-2.25.1.0 on x86_64").unwrap().contains("snapshots"));
+        assert!(unfit("PostgreSQL 8.0.2 on i686, Redshift 1.0.48805").is_some());
+    }
+}

@@ -1,0 +1,81 @@
+//! From PostgreSQL's errors to the engine's: what to do about it, and what an operator can do. A message names the
+//! statement's purpose, the server's words and the SQLSTATE; never a parameter, a row's content or a password.
+
+use postbox_engine::{SourceError, SourceErrorKind};
+use std::error::Error as _;
+use std::future::Future;
+use std::time::Duration;
+use tokio_postgres::error::{DbError, SqlState};
+
+/// How long one statement may take before the connection counts as lost. Longer than the longest that is sound (a
+/// walk over a bulk writer's uncommitted rows), since TCP's own time-outs notice a dead peer earlier.
+pub(crate) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(60);
+
+pub(crate) fn refused(message: impl Into<String>) -> SourceError {
+    SourceError::new(SourceErrorKind::Refused, message)
+}
+
+pub(crate) fn unavailable(message: impl Into<String>) -> SourceError {
+    SourceError::new(SourceErrorKind::Unavailable, message)
+}
+
+/// `doing` completes "PostgreSQL: could not ..".
+pub(crate) fn failed(doing: &str, error: tokio_postgres::Error) -> SourceError {
+    let (kind, message) = match error.as_db_error() {
+        Some(db) => by_state(doing, db),
+        None => {
+            let mut text = error.to_string();
+            let mut cause = error.source();
+            while let Some(inner) = cause {
+                text = format!("{text}: {inner}");
+                cause = inner.source();
+            }
+            (SourceErrorKind::Unavailable, format!("PostgreSQL: could not {doing}: {text}"))
+        }
+    };
+    SourceError::new(kind, message).caused_by(error)
+}
+
+fn by_state(doing: &str, db: &DbError) -> (SourceErrorKind, String) {
+    let code = db.code();
+    let remedy = match code {
+        c if *c == SqlState::UNDEFINED_TABLE
+            || *c == SqlState::UNDEFINED_COLUMN
+            || *c == SqlState::UNDEFINED_FUNCTION
+            || *c == SqlState::INVALID_SCHEMA_NAME =>
+        {
+            "postbox's tables are missing there or are of another version; `postbox migrate` makes them"
+        }
+        c if *c == SqlState::INSUFFICIENT_PRIVILEGE => {
+            "the relay's role lacks a right; `postbox migrate --print` shows the grants that it needs"
+        }
+        c if *c == SqlState::INVALID_PASSWORD || *c == SqlState::INVALID_AUTHORIZATION_SPECIFICATION => {
+            "check user, password and pg_hba.conf"
+        }
+        c if *c == SqlState::INVALID_CATALOG_NAME => "create the database, or correct the URL",
+        c if *c == SqlState::READ_ONLY_SQL_TRANSACTION => "the server takes no writes; connect to the primary",
+        _ => return (SourceErrorKind::Unavailable, plain(doing, db)),
+    };
+    let kind = if *code == SqlState::READ_ONLY_SQL_TRANSACTION {
+        SourceErrorKind::Unavailable // a fail-over in progress looks like this
+    } else {
+        SourceErrorKind::Refused
+    };
+    (kind, format!("{}. {remedy}", plain(doing, db)))
+}
+
+fn plain(doing: &str, db: &DbError) -> String {
+    format!("PostgreSQL: could not {doing}: {} (SQLSTATE {})", db.message(), db.code().code())
+}
+
+/// Awaits a statement, but not for ever: a connection whose peer is gone gives no answer.
+pub(crate) async fn within<T>(
+    limit: Duration,
+    doing: &str,
+    statement: impl Future<Output = Result<T, tokio_postgres::Error>>,
+) -> Result<T, SourceError> {
+    match tokio::time::timeout(limit, statement).await {
+        Ok(result) => result.map_err(|e| failed(doing, e)),
+        Err(_) => Err(unavailable(format!("PostgreSQL: could not {doing}: no answer within {limit:?}"))),
+    }
+}

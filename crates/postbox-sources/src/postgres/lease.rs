@@ -1,0 +1,45 @@
+//! The lease on a stream's shard: one row, taken under a new epoch, which fences all that its holder writes. The
+//! database's clock alone decides when it ends; the relay counts its own time from before it asked.
+
+use crate::postgres::PostgresOptions;
+use crate::postgres::connect::Session;
+use crate::postgres::error::{refused, unavailable, within};
+use crate::postgres::sql::SettleSql;
+use postbox_engine::SourceError;
+use std::time::Duration;
+
+/// Makes the stream's lease rows where there are none, and sees that all relays agree on the number of shards.
+pub(crate) async fn enrol(session: &Session, sql: &SettleSql, options: &PostgresOptions) -> Result<(), SourceError> {
+    let stream = &*options.stream;
+    within(options.ttl, "enrol the stream", session.execute(&sql.enrol, &[&stream, &options.shards])).await?;
+    let row = within(options.ttl, "read the stream's shards", session.query_one(&sql.shards, &[&stream])).await?;
+    match row.get::<_, Option<i16>>(0) {
+        Some(shards) if shards == options.shards && options.shard < shards => Ok(()),
+        Some(shards) => Err(refused(format!(
+            "stream {stream} has {shards} shards, and this relay was started as shard {} of {}: two counts would send events twice. \
+             Start every relay of the stream with {shards} shards, counted from 0",
+            options.shard, options.shards
+        ))),
+        None => Err(unavailable("the stream's lease rows are gone")),
+    }
+}
+
+/// The new epoch; or for how long the holder still has it.
+pub(crate) async fn acquire(
+    session: &Session,
+    sql: &SettleSql,
+    options: &PostgresOptions,
+    owner: &str,
+) -> Result<Result<i64, Duration>, SourceError> {
+    let (stream, ttl) = (&*options.stream, options.ttl.as_secs_f64());
+    if let Some(row) =
+        within(options.ttl, "take the lease", session.query_opt(&sql.acquire, &[&stream, &options.shard, &owner, &ttl]))
+            .await?
+    {
+        return Ok(Ok(row.get(0)));
+    }
+    let row =
+        within(options.ttl, "read the lease", session.query_opt(&sql.remaining, &[&stream, &options.shard])).await?;
+    let remaining = row.and_then(|r| r.get::<_, Option<f64>>(0)).unwrap_or_default();
+    Ok(Err(Duration::from_secs_f64(remaining)))
+}

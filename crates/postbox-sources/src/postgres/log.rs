@@ -1,0 +1,329 @@
+//! One shard of one stream on PostgreSQL, as the engine's `Log`. It owns four connections, one per role: reader,
+//! settler (lease and cursor), keeper (held events and retention), listener. Settling never waits behind reading.
+//! All state of a tenure is in `Tenure`, read anew from the database when the lease is taken, and dropped with it.
+
+use crate::postgres::connect::{Role, Session, connect};
+use crate::postgres::error::{STATEMENT_TIMEOUT, unavailable, within};
+use crate::postgres::identity::{Identity, examine};
+use crate::postgres::reader::{Pages, ReadSession, Reader};
+use crate::postgres::row::SnapshotText;
+use crate::postgres::sql::{HeldSql, ReadSql, SettleSql};
+use crate::postgres::wake::{Wake, listener};
+use crate::postgres::{PostgresOptions, held, lease, migrate, record, retention};
+use postbox_engine::{
+    Changes, ClaimLimit, DeadPolicy, HeldPage, HeldQuery, Loaded, Log, LogPage, SourceError, SourceErrorKind,
+};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::task::JoinHandle;
+use tokio_postgres::{Row, Statement};
+
+/// A position in the log: all that `since` sees is passed, and of the window up to `until` all with an id up to `last_id`.
+#[derive(Clone, Debug)]
+pub struct Mark {
+    pub(crate) since: Arc<str>,
+    pub(crate) until: Option<Arc<str>>,
+    pub(crate) last_id: i64,
+    /// The id sequence as a statement before the settle read it: see `ReadSql::floor`.
+    pub(crate) drawn: i64,
+}
+
+/// A snapshot that sees no transaction at all: everything is to be published.
+const NOTHING: &str = "3:3:";
+
+/// The log of one stream's shard.
+pub struct PostgresLog {
+    options: Arc<PostgresOptions>,
+    /// Unlike any other relay's, also where two have the same name.
+    owner: String,
+    sql: SettleSql,
+    held_sql: HeldSql,
+    tenure: Mutex<Option<Arc<Tenure>>>,
+    /// The settling connection while no lease is ours.
+    standby: Mutex<Option<(Session, Identity)>>,
+    /// A connection was made once: what refuses the next one is an outage, or a change that may be taken back.
+    worked: AtomicBool,
+}
+
+/// What is ours from taking the lease until it is lost or given back.
+pub(crate) struct Tenure {
+    pub(crate) epoch: i64,
+    pub(crate) identity: Identity,
+    /// Greatest id ever passed.
+    pub(crate) max_id: AtomicI64,
+    pub(crate) settler: Arc<Session>,
+    pub(crate) statements: Statements,
+    keeper: Arc<Session>,
+    pages: tokio::sync::Mutex<Pages>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Tenure {
+    fn stop(&self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+impl Drop for Tenure {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Prepared on the settling connection.
+pub(crate) struct Statements {
+    pub(crate) record: Statement,
+    pub(crate) record_held: Statement,
+    pub(crate) renew: Statement,
+}
+
+impl PostgresLog {
+    /// Connects to nothing yet.
+    pub fn new(options: PostgresOptions) -> PostgresLog {
+        let owner = format!("{} {}", options.relay, uuid::Uuid::now_v7());
+        PostgresLog {
+            sql: SettleSql::new(&options.schema),
+            held_sql: HeldSql::new(&options.schema),
+            options: Arc::new(options),
+            owner,
+            tenure: Mutex::default(),
+            standby: Mutex::default(),
+            worked: AtomicBool::new(false),
+        }
+    }
+
+    fn current(&self) -> Result<Arc<Tenure>, SourceError> {
+        let tenure = self.tenure.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        tenure.ok_or_else(|| unavailable("PostgreSQL: no lease is held; acquire it first"))
+    }
+
+    /// Ends the tenure, if there is one: its tasks stop, and so does who still waits for a page of it.
+    fn end(&self) -> Option<Arc<Tenure>> {
+        let tenure = self.tenure.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        tenure.stop();
+        Some(tenure)
+    }
+
+    fn at(&self) -> held::Shard<'_> {
+        held::Shard { stream: &self.options.stream, shard: self.options.shard }
+    }
+
+    /// The settling connection, examined; kept from one attempt at the lease to the next.
+    async fn settler(&self) -> Result<(Session, Identity), SourceError> {
+        let kept = self.standby.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some((session, identity)) = kept.filter(|(session, _)| !session.is_closed()) {
+            return Ok((session, identity));
+        }
+        let session = connect(&self.options.url, Role::Settler, |_| ()).await?;
+        migrate::require(&session, &self.options.schema).await?;
+        let identity = examine(&session, &self.options.schema).await?;
+        lease::enrol(&session, &self.sql, &self.options).await?;
+        Ok((session, identity))
+    }
+
+    async fn try_acquire(&self) -> Result<Result<Duration, Duration>, SourceError> {
+        self.end();
+        let (settler, identity) = self.settler().await?;
+        match lease::acquire(&settler, &self.sql, &self.options, &self.owner).await? {
+            Err(remaining) => {
+                *self.standby.lock().unwrap_or_else(PoisonError::into_inner) = Some((settler, identity));
+                Ok(Err(remaining))
+            }
+            Ok(epoch) => {
+                let tenure = self.begin(settler, identity, epoch).await?;
+                *self.tenure.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(tenure));
+                Ok(Ok(self.options.ttl))
+            }
+        }
+    }
+
+    /// Reads the cursor and starts the tasks of a tenure.
+    async fn begin(&self, settler: Session, identity: Identity, epoch: i64) -> Result<Tenure, SourceError> {
+        let o = &self.options;
+        let statements = self.prepare(&settler).await?;
+        let (mark, max_id) = match self.stored(&settler).await? {
+            Some(position) => position,
+            None => (self.first(&settler, identity, epoch).await?, 0),
+        };
+        let reads =
+            ReadSql::new(&o.schema, identity.generation, o.shard, o.shards, o.poll_events_max, o.page_events_max);
+        let (reader, keeper) = tokio::try_join!(ReadSession::open(o, &reads), async {
+            connect(&o.url, Role::Keeper, |_| ()).await.map(Arc::new)
+        },)?;
+        for session in [&*reader.session, &*keeper] {
+            self.same_server(session, epoch).await?;
+        }
+        let (settler, wake) = (Arc::new(settler), Arc::new(Wake::default()));
+        let (reader, pages) = Reader::new(o.clone(), reads, reader, settler.clone(), wake.clone(), mark, epoch).await?;
+        let tasks = vec![
+            tokio::spawn(reader.run()),
+            tokio::spawn(listener(o.clone(), wake)),
+            tokio::spawn(retention::keep(o.clone(), keeper.clone(), identity.generation)),
+        ];
+        let max_id = AtomicI64::new(max_id);
+        Ok(Tenure {
+            epoch,
+            identity,
+            max_id,
+            settler,
+            statements,
+            keeper,
+            pages: tokio::sync::Mutex::new(pages),
+            tasks,
+        })
+    }
+
+    async fn prepare(&self, settler: &Session) -> Result<Statements, SourceError> {
+        let all = async {
+            tokio::try_join!(
+                settler.prepare(&self.sql.record),
+                settler.prepare(&self.sql.record_held),
+                settler.prepare(&self.sql.renew)
+            )
+        };
+        let (record, record_held, renew) = within(self.options.ttl, "prepare to settle", all).await?;
+        Ok(Statements { record, record_held, renew })
+    }
+
+    /// The stream's newest cursor row.
+    async fn stored(&self, settler: &Session) -> Result<Option<(Mark, i64)>, SourceError> {
+        let sql = format!(
+            "SELECT since::text, until::text, last_id, id_floor, max_id FROM {}.cursor WHERE stream = $1 AND shard = $2 ORDER BY seq DESC LIMIT 1",
+            crate::postgres::sql::quoted(&self.options.schema)
+        );
+        let row = within(
+            STATEMENT_TIMEOUT,
+            "read the cursor",
+            settler.query_opt(&sql, &[&&*self.options.stream, &self.options.shard]),
+        )
+        .await?;
+        let text = |r: &Row, n| r.get::<_, Option<&str>>(n).map(Arc::from);
+        Ok(row.map(|r| {
+            let since = text(&r, 0).expect("since is not null");
+            (Mark { since, until: text(&r, 1), last_id: r.get(2), drawn: r.get(3) }, r.get(4))
+        }))
+    }
+
+    /// The first cursor row of a stream: nothing is passed. The sequence is read before, as its floor.
+    async fn first(&self, settler: &Session, identity: Identity, epoch: i64) -> Result<Mark, SourceError> {
+        let o = &self.options;
+        let drawn: i64 = within(o.ttl, "read the id sequence", settler.query_one(&self.sql.drawn, &[])).await?.get(0);
+        let (stream, relay, none, zero, no_events) = (&*o.stream, &*o.relay, None::<SnapshotText<'_>>, 0i64, 0i32);
+        let since = SnapshotText(NOTHING);
+        within(
+            o.ttl,
+            "begin the stream",
+            settler.query_opt(
+                &self.sql.begin,
+                &[
+                    &stream,
+                    &o.shard,
+                    &epoch,
+                    &since,
+                    &none,
+                    &zero,
+                    &zero,
+                    &drawn,
+                    &no_events,
+                    &relay,
+                    &identity.system_id,
+                    &identity.database,
+                    &identity.generation,
+                ],
+            ),
+        )
+        .await?
+        .ok_or_else(SourceError::lease_lost)?;
+        Ok(Mark { since: NOTHING.into(), until: None, last_id: 0, drawn })
+    }
+
+    /// A proxy in front may have sent this connection to another server, such as the old primary.
+    async fn same_server(&self, session: &Session, epoch: i64) -> Result<(), SourceError> {
+        let sql = format!(
+            "SELECT 1 FROM {}.lease WHERE stream = $1 AND shard = $2 AND epoch = $3 AND owner = $4",
+            crate::postgres::sql::quoted(&self.options.schema)
+        );
+        let found = within(
+            STATEMENT_TIMEOUT,
+            "find the lease on the reading connection",
+            session.query_opt(&sql, &[&&*self.options.stream, &self.options.shard, &epoch, &self.owner]),
+        )
+        .await?;
+        found.map(|_| ()).ok_or_else(|| {
+            unavailable("PostgreSQL: connections to the same URL do not see the same lease: two servers answer there, or another relay was quicker")
+        })
+    }
+
+    async fn prolong(&self) -> Result<Duration, SourceError> {
+        let (tenure, o) = (self.current()?, &self.options);
+        let ttl = o.ttl.as_secs_f64();
+        within(
+            o.ttl,
+            "renew the lease",
+            tenure.settler.query_opt(&tenure.statements.renew, &[&&*o.stream, &o.shard, &tenure.epoch, &ttl]),
+        )
+        .await?
+        .map(|_| o.ttl)
+        .ok_or_else(SourceError::lease_lost)
+    }
+
+    /// What an operator must mend at the start may be a passing state later: a standby being promoted, a password being
+    /// changed, a migration under way.
+    fn judged<T>(&self, result: Result<T, SourceError>) -> Result<T, SourceError> {
+        result.map_err(|mut error| {
+            if error.kind == SourceErrorKind::Refused && self.worked.load(Relaxed) {
+                error.kind = SourceErrorKind::Unavailable;
+            }
+            error
+        })
+    }
+}
+
+impl Log for PostgresLog {
+    type Mark = Mark;
+
+    async fn acquire(&self) -> Result<Result<Duration, Duration>, SourceError> {
+        let result = self.judged(self.try_acquire().await)?;
+        self.worked.store(true, Relaxed);
+        Ok(result)
+    }
+
+    async fn renew(&self) -> Result<Duration, SourceError> {
+        self.judged(self.prolong().await)
+    }
+
+    async fn release(&self) -> Result<(), SourceError> {
+        let Some(tenure) = self.end() else { return Ok(()) };
+        let (stream, shard) = (&*self.options.stream, self.options.shard);
+        within(
+            self.options.ttl,
+            "give the lease back",
+            tenure.settler.execute(&self.sql.release, &[&stream, &shard, &tenure.epoch]),
+        )
+        .await
+        .map(|_| ())
+    }
+
+    async fn load(&self) -> Result<Loaded, SourceError> {
+        let tenure = self.current()?;
+        let block = self.options.dead == DeadPolicy::Block;
+        self.judged(held::load(&tenure.keeper, &self.held_sql, self.at(), block).await)
+    }
+
+    async fn read(&self, _: ClaimLimit) -> Result<LogPage<Mark>, SourceError> {
+        let tenure = self.current()?;
+        let page = tenure.pages.lock().await.recv().await;
+        self.judged(page.unwrap_or_else(|| Err(unavailable("PostgreSQL: reading has ended with an error before"))))
+    }
+
+    async fn held(&self, query: &HeldQuery) -> Result<HeldPage, SourceError> {
+        let tenure = self.current()?;
+        self.judged(held::fetch(&tenure.keeper, &self.held_sql, self.at(), query).await)
+    }
+
+    async fn record(&self, changes: &Changes<Mark>) -> Result<(), SourceError> {
+        let tenure = self.current()?;
+        self.judged(record::record(&tenure, &self.options, changes).await)
+    }
+}

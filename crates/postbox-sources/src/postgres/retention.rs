@@ -1,0 +1,187 @@
+//! Retention: a bin of the ring is emptied, whole, once every stream has passed all of it a retention ago and nothing in
+//! it is held. Nobody ever waits for it: the lock is asked for with NOWAIT, and refused tries come again.
+//! It also thins the cursor's rows out and removes them with the events they tell of.
+
+use crate::postgres::PostgresOptions;
+use crate::postgres::connect::Session;
+use crate::postgres::error::{STATEMENT_TIMEOUT, within};
+use crate::postgres::sql::quoted;
+use postbox_engine::SourceError;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_postgres::error::SqlState;
+
+/// Between looks while there is something to do: a ripe bin in use, rows of the cursor to thin out.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// Between looks otherwise: an idle relay sends few statements.
+const LOOK_IDLE: Duration = Duration::from_secs(10);
+/// Rows of the cursor looked at by one statement.
+const ROWS_MAX: i64 = 20_000;
+
+struct Keeper {
+    options: Arc<PostgresOptions>,
+    session: Arc<Session>,
+    schema: String,
+    generation: i16,
+    /// The cursor is thinned out up to here.
+    thinned: i64,
+}
+
+/// Runs as long as the tenure. An error is told and costs nothing: retention is tried again.
+pub(crate) async fn keep(options: Arc<PostgresOptions>, session: Arc<Session>, generation: i16) {
+    let schema = quoted(&options.schema);
+    let mut keeper = Keeper { options, session, schema, generation, thinned: 0 };
+    let idle = LOOK_IDLE.min(keeper.options.retention / 8); // a bin is due each quarter
+    let mut pause = idle;
+    loop {
+        tokio::time::sleep(pause).await;
+        pause = match keeper.round().await {
+            Ok(again) => {
+                if again {
+                    LOOK_AGAIN.min(idle)
+                } else {
+                    idle
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "retention");
+                idle
+            }
+        };
+    }
+}
+
+impl Keeper {
+    /// True: look again soon, since a ripe bin was in use, or rows of the cursor are left.
+    async fn round(&mut self) -> Result<bool, SourceError> {
+        let mut again = false;
+        for bin in self.candidates().await? {
+            if let Some(then) = self.passed().await? {
+                again |= !self.empty(&bin, &then).await?;
+            }
+        }
+        again |= self.thin().await?;
+        self.forget().await?;
+        Ok(again)
+    }
+
+    fn seconds(&self) -> f64 {
+        self.options.retention.as_secs_f64()
+    }
+
+    /// Bins of any generation whose newest transaction is older than the retention by its own clock. Only a hint that a
+    /// closer look is worth its cost: whether a bin may go is decided by transaction ids.
+    async fn candidates(&self) -> Result<Vec<String>, SourceError> {
+        let sql = "SELECT format('%I.%I', n.nspname, c.relname) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid \
+                   JOIN pg_namespace n ON n.oid = c.relnamespace WHERE i.inhparent = $1::text::regclass ORDER BY c.relname";
+        let outbox = format!("{}.outbox", self.schema);
+        let rows = within(STATEMENT_TIMEOUT, "list the bins", self.session.query(sql, &[&outbox])).await?;
+        let bins: Vec<String> = rows.iter().map(|r| r.get(0)).collect();
+        if bins.is_empty() {
+            return Ok(bins);
+        }
+        let old = |bin: &String| {
+            format!(
+                "coalesce((SELECT created_at < now() - make_interval(secs => $1) FROM {bin} ORDER BY txid DESC, id DESC LIMIT 1), false)"
+            )
+        };
+        let sql = format!("SELECT ARRAY[{}]", bins.iter().map(old).collect::<Vec<_>>().join(", "));
+        let row =
+            within(STATEMENT_TIMEOUT, "look at the bins", self.session.query_one(&sql, &[&self.seconds()])).await?;
+        let ripe: Vec<bool> = row.get(0);
+        Ok(bins.into_iter().zip(ripe).filter_map(|(bin, ripe)| ripe.then_some(bin)).collect())
+    }
+
+    /// The least snapshot that every stream and shard had passed a retention ago; none while one of them had not.
+    /// Of this generation only: older ones count in another cluster's ids, and what nobody has read would go.
+    async fn passed(&self) -> Result<Option<String>, SourceError> {
+        let sql = format!(
+            "SELECT CASE WHEN count(*) = count(c.since) THEN (array_agg(c.since::text ORDER BY pg_snapshot_xmin(c.since)))[1] END \
+             FROM {0}.lease l LEFT JOIN LATERAL (SELECT since FROM {0}.cursor WHERE stream = l.stream AND shard = l.shard AND generation = $1 \
+             AND at < now() - make_interval(secs => $2) ORDER BY seq DESC LIMIT 1) c ON true",
+            self.schema
+        );
+        Ok(within(
+            STATEMENT_TIMEOUT,
+            "read what all streams have passed",
+            self.session.query_one(&sql, &[&self.generation, &self.seconds()]),
+        )
+        .await?
+        .get(0))
+    }
+
+    /// False: the bin is ripe, but in use.
+    async fn empty(&self, bin: &str, then: &str) -> Result<bool, SourceError> {
+        debug_assert!(then.bytes().all(|b| b.is_ascii_digit() || b == b':' || b == b','));
+        // xmin, not xmax: transactions above xmin may have been running then, and have not been passed.
+        let ripe = format!(
+            "(SELECT txid FROM {bin} ORDER BY txid DESC LIMIT 1) < pg_snapshot_xmin('{then}') \
+             AND NOT EXISTS (SELECT FROM {}.held h JOIN {bin} o ON o.id = h.id WHERE h.state <> 'done')",
+            self.schema
+        );
+        let sql = format!("SELECT {ripe}");
+        let row = within(STATEMENT_TIMEOUT, "look at a bin", self.session.query_one(&sql, &[])).await?;
+        if row.get::<_, Option<bool>>(0) != Some(true) {
+            return Ok(true); // not ripe, or emptied by another relay
+        }
+        // One statement, so that nothing else on this connection runs inside its transaction. Looked at again under the lock.
+        let body = format!(
+            "BEGIN LOCK TABLE {bin} IN ACCESS EXCLUSIVE MODE NOWAIT; IF {ripe} THEN TRUNCATE {bin}; END IF; END"
+        );
+        let sql = format!("DO {}", literal(&body));
+        match tokio::time::timeout(STATEMENT_TIMEOUT, self.session.batch_execute(&sql)).await {
+            Ok(Ok(())) => {
+                tracing::info!(bin, "emptied a bin: a retention ago every stream had passed all of it");
+                Ok(true)
+            }
+            Ok(Err(e)) if e.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => Ok(false),
+            Ok(Err(e)) => Err(crate::postgres::error::failed("empty a bin", e)),
+            Err(_) => Err(crate::postgres::error::unavailable("PostgreSQL: could not empty a bin: no answer")),
+        }
+    }
+
+    /// After five minutes one row a second is enough to say when an event was published. True: there is more to do.
+    async fn thin(&mut self) -> Result<bool, SourceError> {
+        let sql = format!(
+            "WITH old AS (SELECT seq, date_trunc('second', at) AS second, lead(date_trunc('second', at)) OVER (ORDER BY seq) AS following \
+             FROM (SELECT seq, at FROM {0}.cursor WHERE stream = $1 AND shard = $2 AND seq >= $3 ORDER BY seq LIMIT {ROWS_MAX}) c \
+             WHERE at < now() - interval '5 minutes'), \
+             gone AS (DELETE FROM {0}.cursor WHERE seq = ANY (ARRAY(SELECT seq FROM old WHERE second = following))) \
+             SELECT coalesce(max(seq), $3), count(*) FROM old",
+            self.schema
+        );
+        let row = within(
+            STATEMENT_TIMEOUT,
+            "thin the cursor out",
+            self.session.query_one(&sql, &[&&*self.options.stream, &self.options.shard, &self.thinned]),
+        )
+        .await?;
+        self.thinned = row.get(0);
+        Ok(row.get::<_, i64>(1) == ROWS_MAX)
+    }
+
+    /// Removes cursor rows older than all events, and held rows that are done, a retention after that. The newest
+    /// hundred stay: they say where reading goes on, and from which id.
+    async fn forget(&self) -> Result<(), SourceError> {
+        let sql = format!(
+            "WITH gone AS (DELETE FROM {0}.held WHERE stream = $1 AND shard = $2 AND state = 'done' AND changed_at < now() - make_interval(secs => $3)) \
+             DELETE FROM {0}.cursor WHERE seq = ANY (ARRAY(SELECT seq FROM (SELECT seq, at FROM {0}.cursor WHERE stream = $1 AND shard = $2 \
+             AND seq < (SELECT seq FROM {0}.cursor WHERE stream = $1 AND shard = $2 ORDER BY seq DESC OFFSET 100 LIMIT 1) ORDER BY seq LIMIT {ROWS_MAX}) c \
+             WHERE at < now() - 2 * make_interval(secs => $3) \
+             AND at < coalesce((SELECT created_at FROM {0}.outbox ORDER BY id LIMIT 1), now()) - interval '1 minute'))",
+            self.schema
+        );
+        within(
+            STATEMENT_TIMEOUT,
+            "remove what retention is over for",
+            self.session.execute(&sql, &[&&*self.options.stream, &self.options.shard, &self.seconds()]),
+        )
+        .await
+        .map(|_| ())
+    }
+}
+
+/// A text as a literal, whatever it holds.
+fn literal(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "''"))
+}

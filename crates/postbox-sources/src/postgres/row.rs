@@ -1,0 +1,105 @@
+//! From a row of the outbox to the page's buffer, without a string or an object between: columns are slices of the
+//! connection's read buffer in PostgreSQL's binary format, in the order of `sql.rs`'s column list.
+
+use bytes::BytesMut;
+use postbox_engine::{EventParts, PageBuilder};
+use std::borrow::Cow;
+use std::error::Error;
+use std::time::Duration;
+use tokio_postgres::Row;
+use tokio_postgres::types::{Format, FromSql, IsNull, ToSql, Type};
+
+/// Microseconds from 1970 to 2000, where PostgreSQL's time begins.
+const EPOCH_MICROS: i64 = 946_684_800_000_000;
+
+/// A column as it came over the wire.
+struct Raw<'a>(&'a [u8]);
+
+impl<'a> FromSql<'a> for Raw<'a> {
+    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Raw<'a>, Box<dyn Error + Sync + Send>> {
+        Ok(Raw(raw))
+    }
+    fn accepts(_: &Type) -> bool {
+        true
+    }
+}
+
+/// A snapshot, sent as text: the server's own form is that too.
+#[derive(Debug)]
+pub(crate) struct SnapshotText<'a>(pub(crate) &'a str);
+
+impl ToSql for SnapshotText<'_> {
+    fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
+        out.extend_from_slice(self.0.as_bytes());
+        Ok(IsNull::No)
+    }
+    fn accepts(kind: &Type) -> bool {
+        *kind == Type::PG_SNAPSHOT
+    }
+    fn encode_format(&self, _: &Type) -> Format {
+        Format::Text
+    }
+    fn to_sql_checked(&self, kind: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
+        self.to_sql(kind, out)
+    }
+}
+
+struct Columns<'a> {
+    row: &'a Row,
+    next: usize,
+}
+
+impl<'a> Columns<'a> {
+    fn raw(&mut self) -> Option<&'a [u8]> {
+        let column = self.row.get::<_, Option<Raw<'a>>>(self.next);
+        self.next += 1;
+        column.map(|c| c.0)
+    }
+    /// Text arrives in UTF-8 but from a database of encoding SQL_ASCII, which converts nothing.
+    fn text(&mut self) -> Cow<'a, str> {
+        String::from_utf8_lossy(self.raw().unwrap_or_default())
+    }
+    fn i64(&mut self) -> Option<i64> {
+        self.raw().map(|b| i64::from_be_bytes(b.try_into().expect("a bigint has eight bytes")))
+    }
+    fn i32(&mut self) -> Option<i32> {
+        self.raw().map(|b| i32::from_be_bytes(b.try_into().expect("an integer has four bytes")))
+    }
+}
+
+/// Copies the event whose columns begin at `first` into the page. Returns for how long it is not available yet.
+pub(crate) fn push(row: &Row, first: usize, page: &mut PageBuilder) -> Option<Duration> {
+    let mut columns = Columns { row, next: first };
+    let id = columns.i64().expect("id is not null");
+    let event_id = columns.raw().and_then(|b| b.try_into().ok()).expect("a uuid has sixteen bytes");
+    let (aggregate_type, aggregate_id) = (columns.text(), columns.text());
+    let aggregate_seq = columns.i64();
+    let event_type = columns.text();
+    let schema_version = columns.i32().unwrap_or_default();
+    let (json, binary) = (columns.raw(), columns.raw());
+    let content_type = columns.text();
+    let headers = columns.raw().unwrap_or_default();
+    let destination = columns.raw().map(String::from_utf8_lossy);
+    let created_at = columns.i64().unwrap_or_default().saturating_add(EPOCH_MICROS);
+    let delay = columns.i64();
+    page.push(&EventParts {
+        id,
+        event_id,
+        aggregate_type: &aggregate_type,
+        aggregate_id: &aggregate_id,
+        aggregate_seq,
+        event_type: &event_type,
+        schema_version,
+        payload: json.or(binary),
+        content_type: &content_type,
+        headers: &String::from_utf8_lossy(headers.get(1..).unwrap_or_default()), // jsonb begins with its version
+        destination: destination.as_deref(),
+        created_at,
+    });
+    delay.map(|micros| Duration::from_micros(micros.max(1).unsigned_abs()))
+}
+
+/// The id of the row's event, whose columns begin at `first`.
+pub(crate) fn id(row: &Row, first: usize) -> Option<i64> {
+    row.get(first)
+}

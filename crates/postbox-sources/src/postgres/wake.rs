@@ -1,0 +1,212 @@
+//! When to poll: every 2 ms while events come, ever less often while none does, and once a second asleep, when writers
+//! notify. Before sleeping, every transaction that may have been told not to notify must have ended: see `Closing`.
+//! `Pace` is pure; `Wake` is what the listening connection tells the reader.
+
+use crate::postgres::connect::{Role, connect, listen};
+use crate::postgres::error::within;
+use crate::postgres::{PostgresOptions, connect::Session};
+use postbox_engine::SourceError;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+
+/// Between polls while events come: half of it is the price in latency, and 3 to 10 % of a core.
+const PAUSE_BUSY: Duration = Duration::from_millis(2);
+/// Between polls while awake and idle, also for ever where writers cannot notify: four statements a second.
+const PAUSE_IDLE: Duration = Duration::from_millis(250);
+/// Between polls asleep: for what no notification tells (another relay's wake lease, a lost listener not seen yet).
+const PAUSE_ASLEEP: Duration = Duration::from_secs(1);
+/// So long after the last event polls stay frequent.
+const BUSY_FOR: Duration = Duration::from_millis(200);
+/// So long after the last event the reader goes to sleep.
+const AWAKE_FOR: Duration = Duration::from_secs(1);
+/// How far the wake lease is set ahead: a dead relay's writers stay silent so long.
+pub(crate) const HOLD: Duration = Duration::from_secs(5);
+const HOLD_AGAIN: Duration = Duration::from_secs(1);
+
+/// What the listening connection tells.
+#[derive(Debug, Default)]
+pub(crate) struct Wake {
+    pub(crate) notified: Notify,
+    /// Notifications arrive, so that sleep is safe.
+    pub(crate) listening: AtomicBool,
+}
+
+impl Wake {
+    pub(crate) fn listening(&self) -> bool {
+        self.listening.load(Relaxed)
+    }
+}
+
+/// What to do beside the next poll.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Chore {
+    None,
+    /// Set the wake lease ahead: nobody needs to notify.
+    Hold,
+    /// End the wake lease, then take a transaction id and give it to `closing`.
+    LieDown,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Awake,
+    /// Writers notify from now on. Those that looked before had a transaction id below this: sleep once all of them ended.
+    Closing(u64),
+    Asleep,
+}
+
+#[derive(Debug)]
+pub(crate) struct Pace {
+    mode: Mode,
+    pause: Duration,
+    last_event: Instant,
+    held: Option<Instant>,
+}
+
+impl Pace {
+    pub(crate) fn new(now: Instant) -> Pace {
+        Pace { mode: Mode::Awake, pause: PAUSE_BUSY, last_event: now, held: None }
+    }
+
+    /// How long to wait before the next poll.
+    pub(crate) fn pause(&self) -> Duration {
+        self.pause
+    }
+
+    /// Takes in a poll. `xmin`: the oldest transaction that its snapshot has running.
+    pub(crate) fn polled(&mut self, now: Instant, found: bool, xmin: u64, listening: bool) -> Chore {
+        if found {
+            let steady = self.mode == Mode::Awake; // a lone event is not worth two writes
+            (self.mode, self.pause, self.last_event) = (Mode::Awake, PAUSE_BUSY, now);
+            return if steady { self.busy(now) } else { Chore::None };
+        }
+        let quiet = now.saturating_duration_since(self.last_event);
+        match self.mode {
+            Mode::Closing(barrier) if listening && xmin >= barrier => {
+                (self.mode, self.pause) = (Mode::Asleep, PAUSE_ASLEEP);
+            }
+            Mode::Asleep if listening => {}
+            Mode::Awake if listening && quiet >= AWAKE_FOR => {
+                self.held = None;
+                return Chore::LieDown;
+            }
+            _ => {
+                if !listening {
+                    self.mode = Mode::Awake;
+                }
+                self.pause = if quiet < BUSY_FOR { PAUSE_BUSY } else { (self.pause * 2).min(PAUSE_IDLE) };
+            }
+        }
+        Chore::None
+    }
+
+    /// While events come: whether the wake lease is due again.
+    pub(crate) fn busy(&mut self, now: Instant) -> Chore {
+        self.last_event = now;
+        if self.held.is_some_and(|at| now.saturating_duration_since(at) < HOLD_AGAIN) {
+            return Chore::None;
+        }
+        self.held = Some(now);
+        Chore::Hold
+    }
+
+    /// The wake lease is ended; `transaction` was taken after that.
+    pub(crate) fn closing(&mut self, transaction: u64) {
+        self.mode = Mode::Closing(transaction);
+    }
+}
+
+/// Between attempts to listen again; polling goes on meanwhile.
+const LISTEN_AGAIN: Duration = Duration::from_secs(5);
+
+/// Listens for writers as long as the tenure lasts. A lost connection costs nothing but sleep.
+pub(crate) async fn listener(options: Arc<PostgresOptions>, wake: Arc<Wake>) {
+    loop {
+        let lost = Arc::new(Notify::new());
+        match begin(&options, &wake, &lost).await {
+            Ok(Some(session)) => {
+                wake.listening.store(true, Relaxed);
+                lost.notified().await;
+                drop(session);
+                wake.listening.store(false, Relaxed);
+                wake.notified.notify_one(); // the reader may be asleep
+            }
+            Ok(None) => {
+                tracing::debug!("writers may prepare transactions and do not notify; the relay polls");
+                return;
+            }
+            Err(error) => tracing::warn!(%error, "cannot listen; the relay polls"),
+        }
+        tokio::time::sleep(LISTEN_AGAIN).await;
+    }
+}
+
+/// `None`: writers do not notify here, since NOTIFY bars PREPARE TRANSACTION and this server allows that.
+async fn begin(
+    options: &PostgresOptions,
+    wake: &Arc<Wake>,
+    lost: &Arc<Notify>,
+) -> Result<Option<Session>, SourceError> {
+    let url = options.listen_url.as_ref().unwrap_or(&options.url);
+    let (wake, lost) = (wake.clone(), lost.clone());
+    let session = connect(url, Role::Listener, move |notice| match notice {
+        Some(()) => wake.notified.notify_one(),
+        None => lost.notify_one(),
+    })
+    .await?;
+    let sql = "SELECT coalesce(nullif(current_setting('postbox.wake', true), '') = 'on', current_setting('max_prepared_transactions') = '0')";
+    let row = within(LISTEN_AGAIN, "ask whether writers notify", session.query_one(sql, &[])).await?;
+    if !row.get::<_, bool>(0) {
+        return Ok(None);
+    }
+    listen(&session, &options.schema).await?;
+    Ok(Some(session))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn polls_become_rarer_and_then_writers_must_wake() {
+        let start = Instant::now();
+        let mut pace = Pace::new(start);
+        assert_eq!(pace.polled(start, true, 100, true), Chore::Hold);
+        assert_eq!(pace.polled(start + MS, true, 100, true), Chore::None, "held a moment ago");
+        assert_eq!(pace.polled(start + 100 * MS, false, 100, true), Chore::None);
+        assert_eq!(pace.pause(), PAUSE_BUSY);
+        for n in 0..20 {
+            assert_eq!(pace.polled(start + (300 + n) * MS, false, 100, true), Chore::None);
+        }
+        assert_eq!(pace.pause(), PAUSE_IDLE);
+        assert_eq!(pace.polled(start + 1100 * MS, false, 100, true), Chore::LieDown);
+        pace.closing(105);
+        assert_eq!(pace.polled(start + 1200 * MS, false, 104, true), Chore::None);
+        assert_eq!(pace.pause(), PAUSE_IDLE, "a transaction that may stay silent is still running");
+        assert_eq!(pace.polled(start + 1300 * MS, false, 105, true), Chore::None);
+        assert_eq!(pace.pause(), PAUSE_ASLEEP);
+        assert_eq!(pace.polled(start + 60_000 * MS, true, 200, true), Chore::None, "one event is not worth a hold");
+        assert_eq!(pace.polled(start + 60_002 * MS, true, 200, true), Chore::Hold);
+        assert_eq!(pace.pause(), PAUSE_BUSY);
+    }
+
+    #[test]
+    fn without_a_listener_there_is_no_sleep() {
+        let start = Instant::now();
+        let mut pace = Pace::new(start);
+        for n in 0..40 {
+            assert_eq!(pace.polled(start + n * 100 * MS, false, 100, false), Chore::None);
+        }
+        assert_eq!(pace.pause(), PAUSE_IDLE);
+        pace.polled(start + 5000 * MS, false, 100, true);
+        pace.closing(100);
+        pace.polled(start + 5300 * MS, false, 100, true);
+        assert_eq!(pace.pause(), PAUSE_ASLEEP);
+        pace.polled(start + 5400 * MS, false, 100, false);
+        assert_eq!(pace.pause(), PAUSE_IDLE, "the listener is lost");
+    }
+}

@@ -1,0 +1,6 @@
+//! The sources against real databases.
+
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "sqlite")]
+mod sqlite;

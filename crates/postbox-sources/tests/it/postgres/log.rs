@@ -1,0 +1,151 @@
+//! Reading, settling and the lease, statement by statement.
+
+use super::{Db, LIMIT, acquire, drain, in_time, on_all_versions, published};
+use postbox_engine::{Changes, HeldChange, HeldQuery, HeldState, Log, SourceErrorKind};
+use postbox_sources::postgres::PostgresLog;
+use postbox_testkit::services::PgVersion;
+use std::time::Duration;
+
+on_all_versions! {
+    events_are_read_in_order_and_as_they_were_written
+    a_large_window_is_paged_and_resumed
+    an_old_lease_changes_nothing
+    a_settle_is_all_or_none
+    held_events_come_when_they_are_due
+}
+
+async fn events_are_read_in_order_and_as_they_were_written(version: PgVersion) {
+    let db = Db::new(version).await;
+    db.sql(
+        r#"INSERT INTO postbox.outbox (event_id, aggregate_type, aggregate_id, aggregate_seq, event_type, schema_version, payload, headers, destination, available_at, created_at)
+           VALUES ('00112233-4455-7677-8899-aabbccddeeff', 'order', '42', 7, 'placed', 3, '{"a" : 9007199254740993, "a":1e400}', '{"tenant_id":"t"}', 'there',
+                   now() + interval '1 hour', '2020-01-02 03:04:05.000006+00');
+           INSERT INTO postbox.outbox (aggregate_type, aggregate_id, event_type, payload_binary, content_type, available_at) VALUES ('o', '', 't', '\x00ff', 'x/y', now() - interval '1 s');
+           INSERT INTO postbox.outbox (aggregate_type, aggregate_id, event_type, payload, available_at) VALUES ('o', 'tombstone', 't', NULL, 'infinity')"#,
+    )
+    .await;
+    let log = db.log();
+    acquire(&log).await;
+    let page = in_time("a page", log.read(LIMIT)).await.unwrap();
+    let [first, second, third] = &page.events[..] else { panic!("{page:?}") };
+    assert_eq!(uuid::Uuid::from_bytes(first.event_id()).to_string(), "00112233-4455-7677-8899-aabbccddeeff");
+    assert_eq!((first.aggregate_type(), first.aggregate_id(), first.aggregate_seq()), ("order", "42", Some(7)));
+    assert_eq!((first.event_type(), first.schema_version(), first.destination()), ("placed", 3, Some("there")));
+    assert_eq!(first.payload(), Some(&br#"{"a" : 9007199254740993, "a":1e400}"#[..]));
+    assert_eq!((first.headers(), first.content_type()), (r#"{"tenant_id": "t"}"#, "application/json"));
+    assert_eq!(first.created_at(), 1_577_934_245_000_006);
+    assert_eq!((second.payload(), second.aggregate_id(), second.content_type()), (Some(&[0, 0xff][..]), "", "x/y"));
+    assert_eq!((third.payload(), third.destination(), third.aggregate_seq()), (None, None, None));
+    let [(0, hour), (2, never)] = page.delays[..] else { panic!("{:?}", page.delays) };
+    assert!(hour > Duration::from_secs(3500) && hour < Duration::from_secs(3601), "{hour:?}");
+    assert!(never > Duration::from_secs(99 * 365 * 86_400));
+    log.record(&published(&page)).await.unwrap();
+}
+
+async fn a_large_window_is_paged_and_resumed(version: PgVersion) {
+    let db = Db::new(version).await;
+    db.insert(5_000, 100).await;
+    let options = || {
+        let mut options = db.options();
+        (options.page_events_max, options.poll_events_max) = (300, 100);
+        options
+    };
+    let first = PostgresLog::new(options());
+    acquire(&first).await;
+    let mut ids = drain(&first, 1_500).await;
+    in_time("released", first.release()).await.unwrap();
+    let second = PostgresLog::new(options());
+    acquire(&second).await;
+    ids.extend(drain(&second, 3_500).await);
+    assert!(ids.is_sorted_by(|a, b| a < b), "in order, none twice");
+    assert_eq!(ids.len(), 5_000);
+    db.insert(3, 3).await;
+    assert_eq!(drain(&second, 3).await.len(), 3);
+}
+
+async fn an_old_lease_changes_nothing(version: PgVersion) {
+    let db = Db::new(version).await;
+    db.insert(10, 10).await;
+    let old = db.log();
+    acquire(&old).await;
+    let page = in_time("a page", old.read(LIMIT)).await.unwrap();
+    let new = db.log();
+    let remaining = new.acquire().await.unwrap().expect_err("the lease is taken");
+    assert!(remaining > Duration::from_secs(5) && remaining <= Duration::from_secs(10), "{remaining:?}");
+    db.sql("UPDATE postbox.lease SET until = clock_timestamp() - interval '1 s'").await;
+    assert_eq!(old.renew().await.unwrap_err().kind, SourceErrorKind::LeaseLost, "an ended lease is not renewed");
+    acquire(&new).await;
+    assert_eq!(old.record(&published(&page)).await.unwrap_err().kind, SourceErrorKind::LeaseLost);
+    assert_eq!(old.renew().await.unwrap_err().kind, SourceErrorKind::LeaseLost);
+    old.release().await.unwrap();
+    assert_eq!(new.renew().await.unwrap(), Duration::from_secs(10), "the old one's release changed nothing");
+    assert_eq!(drain(&new, 10).await.len(), 10);
+    new.release().await.unwrap();
+    assert!(db.log().acquire().await.unwrap().is_ok(), "given back, the lease is free at once");
+}
+
+async fn a_settle_is_all_or_none(version: PgVersion) {
+    let db = Db::new(version).await;
+    db.insert(3, 3).await;
+    let log = db.log();
+    acquire(&log).await;
+    let page = in_time("a page", log.read(LIMIT)).await.unwrap();
+    let held =
+        |state, due| HeldChange { event: page.events[1].clone(), state, attempts: 2, due, error: Some("no".into()) };
+    let mut changes = Changes { held: vec![held(HeldState::Retry, Duration::from_secs(60))], ..published(&page) };
+    db.sql("UPDATE postbox.lease SET epoch = epoch + 1").await;
+    assert_eq!(log.record(&changes).await.unwrap_err().kind, SourceErrorKind::LeaseLost);
+    let counts = "SELECT (SELECT count(*) FROM postbox.cursor) * 10 + (SELECT count(*) FROM postbox.held)";
+    assert_eq!(db.one::<i64>(counts).await, 10, "the first cursor row, no other, none held");
+    db.sql("UPDATE postbox.lease SET epoch = epoch - 1").await;
+    log.record(&changes).await.unwrap();
+    log.record(&changes).await.unwrap(); // repeating is harmless
+    assert_eq!(db.one::<i64>("SELECT count(*) FROM postbox.held WHERE state = 'retry' AND attempts = 2 AND error = 'no' AND due_at > now()").await, 1);
+    changes = Changes { mark: None, events: 0, max_id: 0, held: vec![held(HeldState::Done, Duration::ZERO)] };
+    log.record(&changes).await.unwrap();
+    assert_eq!(
+        db.one::<String>("SELECT string_agg(state || coalesce(due_at::text, ''), ',') FROM postbox.held").await,
+        "done"
+    );
+    assert_eq!(db.one::<i64>("SELECT max_id FROM postbox.cursor ORDER BY seq DESC LIMIT 1").await, page.events[2].id());
+}
+
+async fn held_events_come_when_they_are_due(version: PgVersion) {
+    let db = Db::new(version).await;
+    db.insert(6, 2).await;
+    let log = db.log();
+    acquire(&log).await;
+    let page = in_time("a page", log.read(LIMIT)).await.unwrap();
+    let states = [
+        (HeldState::Retry, 0),
+        (HeldState::Dead, 0),
+        (HeldState::Waiting, 0),
+        (HeldState::Waiting, 0),
+        (HeldState::Delayed, 3600),
+        (HeldState::Replay, 0),
+    ];
+    let held = page.events.iter().zip(states);
+    let held = held.map(|(event, (state, due))| HeldChange {
+        event: event.clone(),
+        state,
+        attempts: 1,
+        due: Duration::from_secs(due),
+        error: None,
+    });
+    log.record(&Changes { held: held.collect(), ..published(&page) }).await.unwrap();
+    let mut loaded = log.load().await.unwrap();
+    loaded.keys.sort_by_key(|k| k.2);
+    let key = |n: usize| page.events[n].key();
+    assert_eq!(loaded.keys, [(key(1), 1, false), (key(0), 2, true)], "a dead event holds nothing up under policy skip");
+    assert_eq!(loaded.next_due, Some(Duration::ZERO));
+    let mut query = HeldQuery { limit: LIMIT, open: vec![], skip: vec![] };
+    let ids = |p: &postbox_engine::HeldPage| p.events.iter().map(|e| e.event.id()).collect::<Vec<_>>();
+    let due = log.held(&query).await.unwrap();
+    assert_eq!(ids(&due), [page.events[0].id(), page.events[5].id()]);
+    assert_eq!(due.events[1].state, HeldState::Replay);
+    assert!(due.next_due.is_some_and(|d| d > Duration::from_secs(3500)), "{:?}", due.next_due);
+    query.open = vec![key(1)];
+    query.skip = vec![page.events[0].id()];
+    let open = log.held(&query).await.unwrap();
+    assert_eq!(ids(&open), [page.events[3].id(), page.events[5].id()]);
+}

@@ -1,0 +1,117 @@
+//! The log source on PostgreSQL, on the oldest and the newest version at hand.
+
+mod adversarial;
+mod log;
+mod migration;
+mod roles;
+
+use postbox_engine::{Changes, ClaimLimit, Log, LogPage};
+use postbox_sources::postgres::{Mark, PostgresLog, PostgresOptions, migrate};
+use postbox_testkit::services::{PgVersion, Postgres};
+use std::future::Future;
+use std::time::Duration;
+use tokio_postgres::{Client, NoTls};
+
+/// How long a fact may take to come true on a busy machine.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: ClaimLimit = ClaimLimit { events_max: 100_000, bytes_max: 64 << 20 };
+
+pub(crate) async fn client(url: &str) -> Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+/// A database with a migrated schema.
+pub(crate) struct Db {
+    pub(crate) url: String,
+    pub(crate) client: Client,
+}
+
+impl Db {
+    pub(crate) async fn new(version: PgVersion) -> Db {
+        Db::on(Postgres::shared(version), "postbox").await
+    }
+
+    pub(crate) async fn on(server: &Postgres, schema: &str) -> Db {
+        let url = server.create_database();
+        let mut client = client(&url).await;
+        migrate::migrate(&mut client, schema).await.unwrap();
+        Db { url, client }
+    }
+
+    pub(crate) fn options(&self) -> PostgresOptions {
+        PostgresOptions::new(&self.url)
+    }
+
+    pub(crate) fn log(&self) -> PostgresLog {
+        PostgresLog::new(self.options())
+    }
+
+    pub(crate) async fn sql(&self, sql: &str) {
+        self.client.batch_execute(sql).await.unwrap_or_else(|e| panic!("{sql}: {e:?}"));
+    }
+
+    pub(crate) async fn one<T: for<'a> tokio_postgres::types::FromSql<'a>>(&self, sql: &str) -> T {
+        self.client.query_one(sql, &[]).await.unwrap_or_else(|e| panic!("{sql}: {e:?}")).get(0)
+    }
+
+    /// `n` events of one transaction, over `keys` aggregates, numbered per aggregate.
+    pub(crate) async fn insert(&self, n: u32, keys: u32) {
+        self.sql(&format!(
+            "INSERT INTO postbox.outbox (aggregate_type, aggregate_id, event_type, payload) \
+             SELECT 'order', (g % {keys})::text, 'placed', json_build_object('n', g) FROM generate_series(1, {n}) g"
+        ))
+        .await;
+    }
+}
+
+pub(crate) async fn in_time<T>(what: &str, fact: impl Future<Output = T>) -> T {
+    tokio::time::timeout(DEADLINE, fact).await.unwrap_or_else(|_| panic!("in {DEADLINE:?} not: {what}"))
+}
+
+pub(crate) async fn acquire(log: &PostgresLog) {
+    in_time("the lease is ours", async {
+        while let Err(remaining) = log.acquire().await.unwrap() {
+            tokio::time::sleep(remaining.min(Duration::from_millis(100))).await;
+        }
+    })
+    .await;
+}
+
+/// What settles a page whose events are all published.
+pub(crate) fn published(page: &LogPage<Mark>) -> Changes<Mark> {
+    Changes {
+        mark: Some(page.mark.clone()),
+        events: u32::try_from(page.events.len()).unwrap(),
+        max_id: page.events.iter().map(|e| e.id()).max().unwrap_or_default(),
+        held: Vec::new(),
+    }
+}
+
+/// Reads and settles until `n` events have come; returns their ids.
+pub(crate) async fn drain(log: &PostgresLog, n: usize) -> Vec<i64> {
+    let mut ids = Vec::new();
+    in_time(&format!("{n} events are read"), async {
+        while ids.len() < n {
+            let page = log.read(LIMIT).await.unwrap();
+            log.record(&published(&page)).await.unwrap();
+            ids.extend(page.events.iter().map(|e| e.id()));
+        }
+    })
+    .await;
+    ids
+}
+
+/// Runs a test on every version.
+macro_rules! on_all_versions {
+    ($($(#[$meta:meta])* $name:ident)*) => { $(
+        mod $name {
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn on_15() { super::$name(postbox_testkit::services::PgVersion::V15).await }
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn on_18() { super::$name(postbox_testkit::services::PgVersion::V18).await }
+        }
+    )* };
+}
+pub(crate) use on_all_versions;
