@@ -76,12 +76,27 @@ fn case_l4_a_second_signal_ends_at_once() {
     relay.stderr.wait_for("ended at once");
 }
 
+/// A real disk of two megabytes, in a mount namespace of its own, filled to the last byte.
 #[test]
-fn a_full_disk_loses_nothing() {
+fn a_full_disk_is_named_and_the_event_comes_when_there_is_room() {
+    const SCRIPT: &str = r#"set -e
+mount -t tmpfs -o size=2m none . && cd "$PWD"
+"$1" migrate
+"$1" publish order 1 order.placed '{}' >&2
+dd if=/dev/zero of=filler bs=1k 2>/dev/null || true
+"$1" publish order 2 order.placed '{}' && exit 9
+"$1" relay & relay=$!
+read _; rm filler
+read _; kill -TERM $relay; wait $relay"#;
     let folder = Folder::new();
-    folder.ok(&["migrate"]);
-    let relay = folder.leading_relay();
-    let first = folder.ok(&["publish", "order", "1", "order.placed", "{}"]).stdout;
-    relay.stdout.wait_for(first.trim());
-    relay.stop();
+    let mut relay = folder.in_a_namespace(SCRIPT);
+    relay.stderr.wait_for("the event was not written"); // the writer is told
+    relay.stderr.wait_for("the source is out");
+    relay.stderr.wait_until(|lines| lines.iter().filter(|line| line.contains("the disk is full")).count() >= 2);
+    assert!(relay.stdout.all().is_empty());
+    relay.say("there is room");
+    relay.stdout.wait_for("\"aggregate_id\":\"1\"");
+    relay.say("enough");
+    assert_eq!(relay.wait(), 0, "{}", relay.stderr.text());
+    assert_eq!(relay.stdout.all().len(), 1, "what was refused is not there");
 }

@@ -106,7 +106,7 @@ fn distinct(seen: &[Arrived]) -> usize {
 fn write(database: &str, keys: u32, from: u32, to: u32) {
     let sql = format!(
         "INSERT INTO postbox.outbox (aggregate_type, aggregate_id, event_type, payload) \
-         SELECT 'order', 'a' || (n % {keys}), 'order.moved', n::text::json FROM generate_series({from}, {to}) n ORDER BY n"
+         SELECT 'order', 'a' || (n % {keys}), 'order.moved', n::text::json FROM generate_series({from}, {to}) n"
     );
     execute(database, &sql);
 }
