@@ -133,7 +133,12 @@ fn a_committed_event_arrives_with_key_and_id() {
 fn case_o6_a_missing_topic_is_named_and_the_events_wait_for_it() {
     let topic = topic_name();
     let broker = Kafka::shared();
-    let (folder, _) = to_topic(&broker.bootstrap(), &topic, "retry = { base = \"50ms\", pause_max = \"500ms\", attempts_max = 1000 }", "");
+    let (folder, _) = to_topic(
+        &broker.bootstrap(),
+        &topic,
+        "retry = { base = \"50ms\", pause_max = \"500ms\", attempts_max = 1000 }",
+        "",
+    );
     let check = folder.run(&["check"]);
     assert!(check.code == Some(3) && check.stdout.contains(&topic), "{check:?}");
     let relay = folder.leading_relay();

@@ -48,10 +48,11 @@ pub async fn trace(path: &Path, schema: &str, event_id: &str) -> Result<Vec<Trac
     .await
 }
 
-/// Writes one event in a transaction of its own.
+/// Writes one event in a transaction of its own; when it returns, the event is on the disk.
 pub async fn publish(path: &Path, schema: &str, event: &postbox::Event) -> Result<(), SourceError> {
     let (outbox, event) = (postbox::rusqlite::Outbox::new(schema), event.clone());
     ask(path, schema, "write the event", move |_, c| {
+        c.pragma_update(None, "synchronous", "FULL")?;
         let tx = Transaction::new_unchecked(c, TransactionBehavior::Immediate)?;
         outbox.publish(&tx, &event).map_err(|e| refused(e.to_string()).caused_by(e))?;
         Ok(tx.commit()?)

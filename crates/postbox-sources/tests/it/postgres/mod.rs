@@ -2,6 +2,8 @@
 
 mod adversarial;
 mod log;
+mod migration;
+mod roles;
 
 use postbox_engine::{Changes, ClaimLimit, Log, LogPage};
 use postbox_sources::postgres::{Mark, PostgresLog, PostgresOptions, migrate};
