@@ -114,7 +114,9 @@ impl AnyAdmin {
     pub fn roles_script(&self, roles: &Roles) -> Result<String, SourceError> {
         match self {
             #[cfg(feature = "postgres")]
-            AnyAdmin::Postgres { schema, .. } => crate::postgres::roles::roles_script(schema, &roles.writer, &roles.relay),
+            AnyAdmin::Postgres { schema, .. } => {
+                crate::postgres::roles::roles_script(schema, &roles.writer, &roles.relay)
+            }
             #[cfg(feature = "sqlite")]
             AnyAdmin::Sqlite { .. } => {
                 Err(crate::refused("SQLite has no roles; the rights on the file and its folder are all there is"))

@@ -1,8 +1,8 @@
 //! Where events come from. [`build`] is the whole registry: an enum and one `match`; [`admin`] is the same for what
 //! people ask. The URL's scheme chooses the database.
 
-mod any;
 pub mod admin;
+mod any;
 pub mod memory;
 #[cfg(feature = "postgres")]
 pub mod postgres;
@@ -120,20 +120,28 @@ impl Location {
         if let Some(rest) = url.strip_prefix("sqlite:") {
             return match rest.strip_prefix("//").unwrap_or(rest) {
                 "" => Err(refused("the database URL names no file; write sqlite:postbox.db")),
-                ":memory:" => Err(refused("a database in memory is gone with its connection; name a file, as in sqlite:postbox.db")),
+                ":memory:" => Err(refused(
+                    "a database in memory is gone with its connection; name a file, as in sqlite:postbox.db",
+                )),
                 path => Ok(Database::Sqlite(path.into())),
             };
         }
         if let Some(events) = url.strip_prefix("memory:") {
-            let events = events.parse().map_err(|_| refused("write memory: with a number of events, as in memory:2000000"))?;
+            let events =
+                events.parse().map_err(|_| refused("write memory: with a number of events, as in memory:2000000"))?;
             return Ok(Database::Memory { events });
         }
-        let keywords = !url.contains("://") && ["host=", "dbname=", "user=", "service="].iter().any(|k| url.contains(k));
+        let keywords =
+            !url.contains("://") && ["host=", "dbname=", "user=", "service="].iter().any(|k| url.contains(k));
         if url.starts_with("postgres://") || url.starts_with("postgresql://") || keywords {
             return Ok(Database::Postgres(self.with_password(url)));
         }
         let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
-        let what = if scheme.is_empty() { "the database URL has no scheme".into() } else { format!("no source for {scheme}://") };
+        let what = if scheme.is_empty() {
+            "the database URL has no scheme".into()
+        } else {
+            format!("no source for {scheme}://")
+        };
         Err(refused(format!("{what}; write postgres://USER@HOST:PORT/DATABASE or sqlite:FILE")))
     }
 

@@ -47,9 +47,7 @@ fn stream_status(row: &Row) -> StreamStatus {
 /// What became of an event, in each stream; empty when the log does not have it.
 pub async fn trace(url: &str, schema: &str, event_id: &str) -> Result<Vec<Trace>, SourceError> {
     let session = open(url, schema).await?;
-    let rfc3339 = |column: &str| {
-        format!("to_char({column} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')")
-    };
+    let rfc3339 = |column: &str| format!("to_char({column} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')");
     let sql = format!(
         "SELECT coalesce(stream, ''), state, {}, {}, relay, attempts, error FROM {}.trace($1::text::uuid)",
         rfc3339("written_at"),
@@ -103,7 +101,8 @@ pub async fn check(url: &str, schema: &str) -> Vec<Finding> {
 
 async fn look(url: &str, schema: &str, findings: &mut Vec<Finding>) -> Result<(), SourceError> {
     let session = connect(url, Role::Admin, |_| ()).await?;
-    let sql = "SELECT current_setting('server_version'), current_database()::text, current_user::text, pg_is_in_recovery()";
+    let sql =
+        "SELECT current_setting('server_version'), current_database()::text, current_user::text, pg_is_in_recovery()";
     let row = within(STATEMENT_TIMEOUT, "ask who I am", session.query_one(sql, &[])).await?;
     let (version, database, role): (String, String, String) = (row.get(0), row.get(1), row.get(2));
     findings.push(good(format!("PostgreSQL {version}: connected to database {database} as role {role}")));
