@@ -1,9 +1,9 @@
 //! The log source on PostgreSQL, on the oldest and the newest version at hand.
 
 mod adversarial;
+mod identity;
 mod log;
-mod migration;
-mod roles;
+mod plans;
 
 use postbox_engine::{Changes, ClaimLimit, Log, LogPage};
 use postbox_sources::postgres::{Mark, PostgresLog, PostgresOptions, migrate};
