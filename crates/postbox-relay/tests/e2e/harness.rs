@@ -235,6 +235,9 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("a relay of the failed test said:\n{}", self.stderr.text());
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
