@@ -1,9 +1,12 @@
 //! The log source on PostgreSQL, on the oldest and the newest version at hand.
 
 mod adversarial;
+mod faults;
 mod identity;
 mod log;
+mod names;
 mod plans;
+mod waking;
 
 use postbox_engine::{Changes, ClaimLimit, Log, LogPage};
 use postbox_sources::postgres::{Mark, PostgresLog, PostgresOptions, migrate};
