@@ -1,2 +1,96 @@
-//! cargo x
-fn main() {}
+//! `cargo x`: the project's own commands. Each verb that measures or counts ends with one line of JSON on stdout;
+//! progress and talk go to stderr. Nothing here is part of the product.
+
+mod audit;
+mod bench;
+mod checks;
+mod crash;
+mod load;
+mod relay;
+mod shell;
+mod tidy;
+mod world;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(name = "cargo x", about = "The project's own commands", after_help = EXAMPLES)]
+struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+const EXAMPLES: &str = "Examples:
+  cargo x test                      all tests, with real servers
+  cargo x sim --seeds 20000         the engine under 20,000 seeded schedules of failure
+  cargo x sim --seeds 1 --seed 4711 one schedule again
+  cargo x crash --kills 50          real PostgreSQL and Kafka, two relays, 50 times SIGKILL
+  cargo x bench s4                  2 million waiting events into Kafka
+  cargo x services                  PostgreSQL and Kafka to play with, until Ctrl-C
+  cargo x ci                        all that must be green before a merge";
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Starts what the tests need, then runs all of them; arguments after `--` go to `cargo test`
+    Test {
+        #[arg(last = true)]
+        cargo: Vec<String>,
+    },
+    /// Runs the engine under seeded schedules of failure, in virtual time
+    Sim {
+        /// How many schedules
+        #[arg(long, default_value_t = 1_000)]
+        seeds: u64,
+        /// The first seed
+        #[arg(long, default_value_t = 0)]
+        seed: u64,
+    },
+    /// Kills real relays, between real PostgreSQL and Kafka, and counts what a consumer receives
+    Crash {
+        #[arg(long, default_value_t = 50)]
+        kills: u64,
+        /// Of the moments and the transactions; by default another one each time
+        #[arg(long)]
+        seed: Option<u64>,
+    },
+    /// Measures; see docs/benchmarks.md
+    Bench {
+        #[command(subcommand)]
+        scenario: bench::Scenario,
+    },
+    /// PostgreSQL 15 and Kafka on free ports, until Ctrl-C
+    Services,
+    /// Checks the rules of the house: sizes, words, arrows between crates, documents, requirements
+    Tidy,
+    /// All that must be green before a merge; the same script that runs on a new machine
+    Ci,
+}
+
+fn main() -> ExitCode {
+    match run(Args::parse().verb) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cargo x: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(verb: Verb) -> Result<()> {
+    match verb {
+        Verb::Test { cargo } => checks::test(&cargo),
+        Verb::Sim { seeds, seed } => checks::sim(seed..seed + seeds),
+        Verb::Crash { kills, seed } => crash::run(kills, seed.unwrap_or_else(new_seed)),
+        Verb::Bench { scenario } => bench::run(scenario),
+        Verb::Services => checks::services(),
+        Verb::Tidy => checks::tidy(),
+        Verb::Ci => checks::ci(),
+    }
+}
+
+/// Another seed each time; it is printed, so that the run can be repeated.
+fn new_seed() -> u64 {
+    std::process::id().into()
+}

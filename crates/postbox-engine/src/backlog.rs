@@ -2,6 +2,7 @@
 //! database of the simulator. It alone decides which event may go next and when the cursor may pass.
 
 use crate::lanes::KeyIsHash;
+use crate::planted::{self, Bug};
 use crate::log::{HeldEvent, HeldQuery, Loaded, LogPage};
 use crate::{ClaimLimit, Claimed, Event, Settlement, Verdict};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -77,6 +78,8 @@ pub struct Backlog<M> {
     /// Held events in the relay's hands, by ticket.
     held: BTreeMap<u64, HeldEvent>,
     next_held: u64,
+    /// Keys with verdicts on held events since held events were asked for.
+    judged: BTreeSet<u64>,
     /// Changes of rows that are held already.
     changes: Vec<HeldChange>,
     events: usize,
@@ -124,6 +127,7 @@ impl<M: Clone> Backlog<M> {
             open: BTreeSet::new(),
             held: BTreeMap::new(),
             next_held: 0,
+            judged: BTreeSet::new(),
             changes: Vec::new(),
             events: 0,
         }
@@ -200,7 +204,8 @@ impl<M: Clone> Backlog<M> {
     }
 
     /// What to ask the log's held rows for now.
-    pub fn held_query(&self, limit: ClaimLimit) -> HeldQuery {
+    pub fn held_query(&mut self, limit: ClaimLimit) -> HeldQuery {
+        self.judged = self.changes.iter().map(|change| change.event.key()).collect();
         HeldQuery {
             limit,
             open: self.open.iter().copied().collect(),
@@ -213,13 +218,17 @@ impl<M: Clone> Backlog<M> {
         !self.open.is_empty()
     }
 
-    /// Takes held events that may go now, in id order.
+    /// Takes held events that may go now, in id order. A key with verdicts since the question was asked is left out,
+    /// since the answer does not know them: its rows would go again, too early, or before those released meanwhile.
     pub fn claim_held(&mut self, events: Vec<HeldEvent>) -> Vec<Claimed> {
         events.into_iter().filter_map(|held| self.claim_one_held(held)).collect()
     }
 
     fn claim_one_held(&mut self, held: HeldEvent) -> Option<Claimed> {
         let key = held.event.key();
+        if self.judged.contains(&key) && !planted::is(Bug::HeldRowsStale) {
+            return None;
+        }
         match held.state {
             HeldState::Retry => self.row_taken(key),
             HeldState::Waiting if self.open.contains(&key) => self.row_taken(key),
@@ -283,6 +292,7 @@ impl<M: Clone> Backlog<M> {
     fn settle_held(&mut self, held: HeldEvent, verdict: &Verdict) {
         let HeldEvent { event, attempts, state } = held;
         let key = event.key();
+        self.judged.insert(key);
         // Only the event that blocked its key frees it.
         let frees = state == HeldState::Retry;
         match verdict {

@@ -9,6 +9,10 @@ mod event;
 mod lanes;
 mod log;
 mod message;
+#[cfg(feature = "planted")]
+pub mod planted;
+#[cfg(not(feature = "planted"))]
+mod planted;
 mod relay;
 mod retry;
 mod route;

@@ -1,8 +1,9 @@
 //! The log source, whatever the database: a [`Backlog`] in memory, kept in step with a [`Log`] in a database.
 //! It decides nothing about order or held events (the backlog does) and nothing about SQL (the log does).
 
+use crate::planted::{self, Bug};
 use crate::backlog::{Backlog, Changes, DeadPolicy, HeldChange, HeldState};
-use crate::{Claim, ClaimLimit, Claimed, Event, Settlement, Source, SourceError};
+use crate::{Claim, ClaimLimit, Claimed, Event, Settlement, Source, SourceError, SourceErrorKind, Verdict};
 use std::fmt::Debug;
 use std::future::Future;
 use std::sync::{Mutex, MutexGuard};
@@ -30,7 +31,8 @@ pub trait Log: Send + Sync + 'static {
     /// Held events that may be sent now: those whose time has come by the database's clock, and those waiting under
     /// an open key; in id order.
     fn held(&self, query: &HeldQuery) -> impl Future<Output = Result<HeldPage, SourceError>> + Send;
-    /// Writes the changes in one statement or transaction, fenced by the lease's epoch.
+    /// Writes the changes in one statement or transaction, fenced by the lease's epoch. Calls that did not fail take
+    /// effect in their order, those whose future was dropped too.
     fn record(&self, changes: &Changes<Self::Mark>) -> impl Future<Output = Result<(), SourceError>> + Send;
 }
 
@@ -86,11 +88,20 @@ pub struct LogSource<L: Log> {
     policy: DeadPolicy,
     /// Locked for moments only, never across an await.
     inner: Mutex<Inner<L::Mark>>,
-    /// One write at a time; holds what is being written, so that a dropped caller loses nothing.
-    writing: tokio::sync::Mutex<Option<Changes<L::Mark>>>,
+    /// One write at a time.
+    writing: tokio::sync::Mutex<Writing<L::Mark>>,
     /// Something changed that a waiting claim should look at.
     changed: Notify,
 }
+
+/// What is being written, kept so that a dropped caller loses nothing.
+struct Writing<M> {
+    changes: Option<Changes<M>>,
+    /// A write failed. It may still take effect, over a newer one of the same epoch: no other until the next epoch.
+    failed: bool,
+}
+
+type Written<'a, M> = tokio::sync::MutexGuard<'a, Writing<M>>;
 
 struct Inner<M> {
     backlog: Backlog<M>,
@@ -104,7 +115,7 @@ const UNSETTLED_MAX: usize = 65_536;
 impl<L: Log> LogSource<L> {
     pub fn new(log: L, policy: DeadPolicy) -> LogSource<L> {
         let inner = Mutex::new(Inner { backlog: Backlog::new(policy), held_at: None });
-        LogSource { log, policy, inner, writing: tokio::sync::Mutex::new(None), changed: Notify::new() }
+        LogSource { log, policy, inner, writing: tokio::sync::Mutex::new(Writing { changes: None, failed: false }), changed: Notify::new() }
     }
     pub fn log(&self) -> &L {
         &self.log
@@ -114,15 +125,22 @@ impl<L: Log> LogSource<L> {
         self.inner.lock().expect("no panic while it was locked")
     }
 
-    /// Writes what is to be written. Safe to drop: the next call writes it again, which is harmless.
-    async fn write(&self) -> Result<(), SourceError> {
+    /// Writes what is to be written; nothing else is written while the caller keeps what it gets. Safe to drop: the
+    /// next call writes it again, which is harmless.
+    async fn write(&self) -> Result<Written<'_, L::Mark>, SourceError> {
         let mut writing = self.writing.lock().await;
         loop {
-            if writing.is_none() {
-                *writing = self.inner().backlog.changes();
+            if writing.failed {
+                return Err(SourceError::new(SourceErrorKind::Unavailable, "an earlier write of this tenure failed"));
             }
-            let Some(changes) = &*writing else { return Ok(()) };
-            self.log.record(changes).await?;
+            if writing.changes.is_none() {
+                writing.changes = self.inner().backlog.changes();
+            }
+            let Some(changes) = &writing.changes else { return Ok(writing) };
+            if let Err(error) = self.log.record(changes).await {
+                writing.failed = true;
+                return Err(error);
+            }
             let due = |c: &HeldChange| matches!(c.state, HeldState::Retry | HeldState::Delayed).then_some(c.due);
             let now = Instant::now();
             let mut inner = self.inner();
@@ -133,12 +151,14 @@ impl<L: Log> LogSource<L> {
                 inner.held_by(now);
             }
             drop(inner);
-            *writing = None;
+            writing.changes = None;
             self.changed.notify_waiters();
         }
     }
 
     async fn claim_held(&self, limit: ClaimLimit) -> Result<Vec<Claimed>, SourceError> {
+        // A row with an unwritten verdict would be read as it stood before: tried again too early, or once more.
+        let written = if planted::is(Bug::HeldRowsStale) { None } else { Some(self.write().await?) };
         let query = {
             let mut inner = self.inner();
             inner.held_at = None;
@@ -147,11 +167,17 @@ impl<L: Log> LogSource<L> {
         let mut unasked = AskAgain { source: self, armed: true };
         let page = self.log.held(&query).await?;
         unasked.armed = false;
+        drop(written);
         let mut inner = self.inner();
         if let Some(due) = page.next_due {
             inner.held_by(Instant::now() + due);
         }
-        Ok(inner.backlog.claim_held(page.events))
+        let answered = page.events.len();
+        let claimed = inner.backlog.claim_held(page.events);
+        if claimed.len() < answered {
+            inner.held_by(Instant::now());
+        }
+        Ok(claimed)
     }
 }
 
@@ -185,7 +211,7 @@ impl<L: Log> Source for LogSource<L> {
             }
         };
         let mut writing = self.writing.lock().await;
-        *writing = None;
+        *writing = Writing { changes: None, failed: false };
         let loaded = self.log.load().await?;
         let mut backlog = Backlog::new(self.policy);
         backlog.load(&loaded);
@@ -223,7 +249,7 @@ impl<L: Log> Source for LogSource<L> {
                 return Ok(Claim { events });
             }
             // Pages that need no relay (all delayed, or waiting behind a key) are passed here.
-            self.write().await?;
+            drop(self.write().await?);
             let held_at = self.inner().held_at;
             let held_due = async {
                 match held_at {
@@ -244,12 +270,13 @@ impl<L: Log> Source for LogSource<L> {
         {
             let mut inner = self.inner();
             inner.backlog.settle(settlements);
-            if inner.backlog.has_open() {
+            let released = settlements.iter().any(|s| s.verdict == Verdict::Release);
+            if inner.backlog.has_open() || (released && !planted::is(Bug::ReleasedHeldForgotten)) {
                 inner.held_by(Instant::now());
             }
         }
         self.changed.notify_waiters();
-        self.write().await
+        self.write().await.map(drop)
     }
 
     async fn release(&self) -> Result<(), SourceError> {

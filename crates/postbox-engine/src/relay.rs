@@ -118,7 +118,11 @@ impl<S: Source, K: Sink> Relay<S, K> {
             let pause = self.options.retry.pause(failures, &mut rng).min(OUTAGE_PAUSE_MAX);
             tokio::select! {
                 biased; // stop first, as above
-                () = &mut stop => return Ok(Stopped::Clean),
+                () = &mut stop => {
+                    // The source was out, so the lease may still be ours.
+                    self.hand_over().await;
+                    return Ok(Stopped::Clean);
+                }
                 () = tokio::time::sleep(pause) => {}
             }
         }

@@ -22,7 +22,8 @@ pub trait Source: Send + Sync + 'static {
     /// dropped claim has taken nothing.
     fn claim(&self, limit: ClaimLimit) -> impl Future<Output = Result<Claim, SourceError>> + Send;
 
-    /// Records verdicts, all or none, fenced by the lease's epoch. Repeating is harmless.
+    /// Records verdicts, all or none, fenced by the lease's epoch. Repeating is harmless. They bind every claim that
+    /// is answered after the first poll, long before they are written: nothing overtakes a failed event meanwhile.
     ///
     /// # Errors
     /// `LeaseLost`: nothing was recorded.

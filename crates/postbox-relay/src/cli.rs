@@ -79,10 +79,13 @@ Examples:
   postbox trace 019a2b3c-4d5e-7f60-8a9b-0c1d2e3f4a5b")]
     Trace(TraceArgs),
     /// Show the configuration
-    #[command(subcommand, after_help = "\
+    #[command(
+        subcommand,
+        after_help = "\
 Examples:
   postbox config default > postbox.toml
-  postbox config print")]
+  postbox config print"
+    )]
     Config(ConfigCommand),
 }
 

@@ -19,5 +19,6 @@ pub(crate) fn admin(config: &Config) -> Result<AnyAdmin, Failure> {
 
 /// A URL that names no database of this build is wrong configuration.
 pub(crate) fn named_wrongly(error: postbox_engine::SourceError) -> Failure {
-    Failure::usage(error.message).remedy("source.url in postbox.toml, POSTBOX__SOURCE__URL or DATABASE_URL names the database")
+    Failure::usage(error.message)
+        .remedy("source.url in postbox.toml, POSTBOX__SOURCE__URL or DATABASE_URL names the database")
 }

@@ -2,7 +2,11 @@
 //! is one business transaction that also writes its event: what a service of yours does.
 
 use crate::failure::Failure;
+use postbox::Event;
+use postbox::rusqlite::Outbox;
 use rusqlite::{Connection, Transaction, TransactionBehavior};
+use serde_json::json;
+use std::error::Error;
 use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
@@ -19,16 +23,17 @@ pub(crate) struct Shop {
 
 /// Makes the shop's own table and opens.
 pub(crate) fn open(path: &Path, schema: &str) -> Result<Shop, Failure> {
-    let mut shop = Connection::open(path).map_err(failed)?;
-    shop.busy_timeout(Duration::from_secs(5)).map_err(failed)?;
+    let failed = |error: rusqlite::Error| Failure::failed(format!("demo: the shop cannot open: {error}"));
+    let mut db = Connection::open(path).map_err(failed)?;
+    db.busy_timeout(Duration::from_secs(5)).map_err(failed)?;
     let table = "CREATE TABLE IF NOT EXISTS shop_order (id INTEGER PRIMARY KEY, customer TEXT, total INTEGER, status TEXT)";
-    shop.execute_batch(table).map_err(failed)?;
+    db.execute_batch(table).map_err(failed)?;
+    let outbox = Outbox::new(schema);
     let (open, closed) = mpsc::channel();
-    let schema = schema.to_owned();
     let clerk = std::thread::spawn(move || {
-        for step in 0i64.. {
+        for step in 0.. {
             // A failed step is rolled back, order and event together.
-            if let Err(error) = work(&mut shop, &schema, step) {
+            if let Err(error) = work(&mut db, &outbox, step) {
                 tracing::warn!(%error, "demo: the shop could not write its order");
             }
             match closed.recv_timeout(STEP_EVERY) {
@@ -49,38 +54,33 @@ impl Drop for Shop {
     }
 }
 
-fn failed(error: rusqlite::Error) -> Failure {
-    Failure::failed(format!("demo: the shop cannot open: {error}"))
-}
+type Done = Result<(), Box<dyn Error>>;
 
 /// One business transaction: the order's row and its event, both or neither.
-fn work(shop: &mut Connection, schema: &str, step: i64) -> rusqlite::Result<()> {
-    let tx = shop.transaction_with_behavior(TransactionBehavior::Immediate)?;
+fn work(db: &mut Connection, outbox: &Outbox, step: i64) -> Done {
+    let tx = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
     match step % 3 {
-        0 => place(&tx, schema, step)?,
-        1 => advance(&tx, schema, "placed", "paid")?,
-        _ => advance(&tx, schema, "paid", "shipped")?,
+        0 => place(&tx, outbox, step)?,
+        1 => advance(&tx, outbox, "placed", "paid")?,
+        _ => advance(&tx, outbox, "paid", "shipped")?,
     }
-    tx.commit()
+    Ok(tx.commit()?)
 }
 
 const CUSTOMERS: [&str; 4] = ["Ada", "Grace", "Edsger", "Barbara"];
 
-fn place(tx: &Transaction<'_>, schema: &str, step: i64) -> rusqlite::Result<()> {
+fn place(tx: &Transaction<'_>, outbox: &Outbox, step: i64) -> Done {
     let (customer, total) = (CUSTOMERS[step as usize / 3 % CUSTOMERS.len()], 5 + step * 7 % 90);
     tx.execute("INSERT INTO shop_order (customer, total, status) VALUES (?1, ?2, 'placed')", (customer, total))?;
-    let order = tx.last_insert_rowid();
-    publish(tx, schema, order, "order.placed", &format!(r#"{{"customer": "{customer}", "total": {total}}}"#))
+    let event = Event::new("order", tx.last_insert_rowid().to_string(), "order.placed");
+    outbox.publish(tx, &event.json(&json!({ "customer": customer, "total": total }))?)?;
+    Ok(())
 }
 
-fn advance(tx: &Transaction<'_>, schema: &str, from: &str, to: &str) -> rusqlite::Result<()> {
+fn advance(tx: &Transaction<'_>, outbox: &Outbox, from: &str, to: &str) -> Done {
     let sql = "UPDATE shop_order SET status = ?2 WHERE id = (SELECT min(id) FROM shop_order WHERE status = ?1) RETURNING id";
     let order: i64 = tx.query_row(sql, (from, to), |row| row.get(0))?;
-    publish(tx, schema, order, &format!("order.{to}"), "{}")
-}
-
-fn publish(tx: &Transaction<'_>, schema: &str, order: i64, event_type: &str, payload: &str) -> rusqlite::Result<()> {
-    let sql = format!("INSERT INTO \"{schema}_outbox\" (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', ?1, ?2, ?3)");
-    tx.execute(&sql, (order.to_string(), event_type, payload))?;
+    let event = Event::new("order", order.to_string(), format!("order.{to}"));
+    outbox.publish(tx, &event.json(&json!({ "status": to }))?)?;
     Ok(())
 }

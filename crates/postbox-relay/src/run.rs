@@ -68,7 +68,9 @@ impl Runner {
             match ended {
                 None => return outcome,
                 Some(Ok(Ok(Stopped::Clean))) => {}
-                Some(Ok(Ok(Stopped::Abandoned { in_flight }))) => outcome = outcome.map(|before| add(before, in_flight)),
+                Some(Ok(Ok(Stopped::Abandoned { in_flight }))) => {
+                    outcome = outcome.map(|before| add(before, in_flight))
+                }
                 Some(Ok(Err(error))) => {
                     outcome = outcome.and(Err(error.into()));
                     stopping.send_replace(true);
@@ -86,7 +88,11 @@ fn add(before: Stopped, more: usize) -> Stopped {
     }
 }
 
-fn relay(config: &Config, name: &str, stream: &StreamSection) -> Result<(Arc<str>, Relay<AnySource, AnySink>), Failure> {
+fn relay(
+    config: &Config,
+    name: &str,
+    stream: &StreamSection,
+) -> Result<(Arc<str>, Relay<AnySource, AnySink>), Failure> {
     let source = postbox_sources::build(&source_config(config, name, stream)).map_err(database::named_wrongly)?;
     let sink = sink(name, stream)?;
     let route = route(name, stream)?;

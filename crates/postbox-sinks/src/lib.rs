@@ -5,6 +5,8 @@
 pub mod kafka;
 mod settings;
 pub mod stdout;
+#[cfg(feature = "webhook")]
+pub mod webhook;
 
 use postbox_engine::{Limits, Message, SendError, Sink};
 use serde::Deserialize;
@@ -22,6 +24,8 @@ use serde::Deserialize;
 pub enum SinkConfig {
     #[cfg(feature = "kafka")]
     Kafka(kafka::KafkaConfig),
+    #[cfg(feature = "webhook")]
+    Webhook(webhook::WebhookConfig),
     Stdout(stdout::StdoutConfig),
 }
 
@@ -46,6 +50,8 @@ impl BuildError {
 pub enum AnySink {
     #[cfg(feature = "kafka")]
     Kafka(kafka::KafkaSink),
+    #[cfg(feature = "webhook")]
+    Webhook(webhook::WebhookSink),
     Stdout(stdout::StdoutSink),
 }
 
@@ -57,6 +63,8 @@ pub fn build(config: &SinkConfig) -> Result<AnySink, BuildError> {
     Ok(match config {
         #[cfg(feature = "kafka")]
         SinkConfig::Kafka(config) => AnySink::Kafka(kafka::KafkaSink::new(config)?),
+        #[cfg(feature = "webhook")]
+        SinkConfig::Webhook(config) => AnySink::Webhook(webhook::WebhookSink::new(config)?),
         SinkConfig::Stdout(_) => AnySink::Stdout(stdout::StdoutSink::new()),
     })
 }
@@ -67,6 +75,8 @@ impl AnySink {
         match self {
             #[cfg(feature = "kafka")]
             AnySink::Kafka(_) => "kafka",
+            #[cfg(feature = "webhook")]
+            AnySink::Webhook(_) => "webhook",
             AnySink::Stdout(_) => "stdout",
         }
     }
@@ -80,6 +90,8 @@ impl AnySink {
         match self {
             #[cfg(feature = "kafka")]
             AnySink::Kafka(sink) => sink.check_topics(destinations).await,
+            #[cfg(feature = "webhook")]
+            AnySink::Webhook(sink) => Ok(sink.check_urls(destinations)),
             AnySink::Stdout(_) => Ok(Vec::new()),
         }
     }
@@ -90,6 +102,8 @@ impl Sink for AnySink {
         match self {
             #[cfg(feature = "kafka")]
             AnySink::Kafka(sink) => sink.limits(),
+            #[cfg(feature = "webhook")]
+            AnySink::Webhook(sink) => sink.limits(),
             AnySink::Stdout(sink) => sink.limits(),
         }
     }
@@ -99,12 +113,16 @@ impl Sink for AnySink {
         let sending = match self {
             #[cfg(feature = "kafka")]
             AnySink::Kafka(sink) => Sending::Kafka(sink.send(batch)),
+            #[cfg(feature = "webhook")]
+            AnySink::Webhook(sink) => Sending::Webhook(sink.send(batch)),
             AnySink::Stdout(sink) => Sending::Stdout(sink.send(batch)),
         };
         async move {
             match sending {
                 #[cfg(feature = "kafka")]
                 Sending::Kafka(f) => f.await,
+                #[cfg(feature = "webhook")]
+                Sending::Webhook(f) => f.await,
                 Sending::Stdout(f) => f.await,
             }
         }
@@ -114,14 +132,18 @@ impl Sink for AnySink {
         match self {
             #[cfg(feature = "kafka")]
             AnySink::Kafka(sink) => sink.check().await,
+            #[cfg(feature = "webhook")]
+            AnySink::Webhook(sink) => sink.check().await,
             AnySink::Stdout(sink) => sink.check().await,
         }
     }
 }
 
 /// One call's future, whichever sink it is of; the types have no names, so they are parameters.
-enum Sending<#[cfg(feature = "kafka")] A, C> {
+enum Sending<#[cfg(feature = "kafka")] A, #[cfg(feature = "webhook")] B, C> {
     #[cfg(feature = "kafka")]
     Kafka(A),
+    #[cfg(feature = "webhook")]
+    Webhook(B),
     Stdout(C),
 }

@@ -100,6 +100,16 @@ impl AnyAdmin {
         }
     }
 
+    /// Writes one event in a transaction of its own.
+    pub async fn publish(&self, event: &postbox::Event) -> Result<(), SourceError> {
+        match self {
+            #[cfg(feature = "postgres")]
+            AnyAdmin::Postgres { url, schema } => crate::postgres::admin::publish(&url.0, schema, event).await,
+            #[cfg(feature = "sqlite")]
+            AnyAdmin::Sqlite { path, schema } => crate::sqlite::admin::publish(path, schema, event).await,
+        }
+    }
+
     /// What [`AnyAdmin::migrate`] would run on an empty database.
     pub fn migrate_script(&self) -> Result<String, SourceError> {
         match self {

@@ -1,4 +1,24 @@
 //! What the tests of postbox stand on: real servers that end with the test (`services`), the rules that every
 //! source and every sink must pass (`source_suite`, `sink_suite`), and wrappers that fail on command (`faulty`).
 
+pub mod faulty;
 pub mod services;
+pub mod sink_suite;
+pub mod source_suite;
+
+use std::future::Future;
+use std::time::Duration;
+
+/// A rule that takes longer hangs: no wait in the suites is longer than a third of it.
+const RULE_MAX: Duration = Duration::from_secs(180);
+
+/// Runs one rule of a suite on a runtime of its own.
+///
+/// # Panics
+/// When the rule is broken, or hangs.
+pub fn run_rule(rule: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.expect("a runtime starts");
+    let limited = async { tokio::time::timeout(RULE_MAX, rule).await };
+    assert!(runtime.block_on(limited).is_ok(), "the rule hangs: nothing for {RULE_MAX:?}");
+}

@@ -86,7 +86,9 @@ impl Outbox {
         let remedy = match sqlstate.as_deref() {
             // No such schema, no such function.
             Some("3F000" | "42883") => ": there is no outbox of this version, run `postbox migrate`",
-            Some("42501") => ": this role lacks the rights of a writer, run the SQL of `postbox migrate --print-roles`",
+            Some("42501") => {
+                ": this role lacks the rights of a writer, run the SQL of `postbox migrate --print --roles WRITER,RELAY`"
+            }
             _ => "",
         };
         let message = format!("the event was not written to {}: {message}{remedy}", self.schema);

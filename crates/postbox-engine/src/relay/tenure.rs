@@ -1,6 +1,7 @@
 //! One tenure of the lease: everything in hand belongs to it and is forgotten with it.
 
 use super::{OUTAGE_PAUSE_MAX, Relay, Stopped};
+use crate::planted::{self, Bug};
 use crate::telemetry::Counters;
 use crate::{
     Batch, Claim, ClaimLimit, Lanes, Message, Outcome, Rng, SendError, SendErrorKind, Settlement, Sink, Source,
@@ -31,8 +32,8 @@ pub(super) struct Tenure<'a, S, K> {
     sends: FuturesUnordered<Pin<Box<dyn Future<Output = Sent> + Send>>>,
     claiming: Waiting<Result<Claim, SourceError>>,
     renewing: Waiting<Result<Duration, SourceError>>,
-    /// Runs to its end whatever happens to this loop: half a settle would be worse than none.
-    settling: Option<JoinHandle<Result<(), SourceError>>>,
+    /// Run to their end whatever happens to this loop: half a settle would be worse than none.
+    settling: FuturesUnordered<JoinHandle<Result<(), SourceError>>>,
     /// The last moment at which a message may be on its way.
     send_until: Instant,
     renew_at: Instant,
@@ -55,7 +56,7 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
             sends: FuturesUnordered::new(),
             claiming: None,
             renewing: None,
-            settling: None,
+            settling: FuturesUnordered::new(),
             send_until: now,
             renew_at: now,
             outages: 0,
@@ -75,7 +76,7 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
     pub(super) async fn run(mut self, stop: &mut Pin<&mut (dyn Future<Output = ()> + Send)>) -> End {
         let end = loop {
             self.start().await;
-            if self.draining.is_some() && self.lanes.events() == 0 && self.settling.is_none() {
+            if self.draining.is_some() && self.lanes.events() == 0 && self.settling.is_empty() {
                 break End::Stopped(Stopped::Clean);
             }
             match self.step(stop).await {
@@ -92,9 +93,7 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
         // while a settle of this tenure is on its way.
         self.sends.clear();
         self.claiming = None;
-        if let Some(settling) = self.settling.take() {
-            let _ = settling.await;
-        }
+        while self.settling.next().await.is_some() {}
         if let End::Stopped(Stopped::Abandoned { .. }) = end {
             // What came back in time need not be sent again. Failing here costs duplicates, nothing else.
             let _ = self.relay.source.settle(&self.lanes.settled()).await;
@@ -115,14 +114,7 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
             let Some(batch) = self.lanes.next_batch(limits.batch_max, limits.bytes_max) else { break };
             self.send(batch).await;
         }
-        if self.settling.is_none() {
-            let settlements = self.lanes.settled();
-            if !settlements.is_empty() {
-                count(counters, &settlements);
-                let source = self.relay.source.clone();
-                self.settling = Some(tokio::spawn(async move { source.settle(&settlements).await }));
-            }
-        }
+        self.settle().await;
         let options = &self.relay.options;
         let room = options.events_max.saturating_sub(self.lanes.events());
         // Small claims cost as many round trips as large ones: wait until an eighth is free.
@@ -134,6 +126,27 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
         }
         counters.in_hand.store(self.lanes.events() as u64, Relaxed);
         counters.paused.store(self.paused_until.is_some(), Relaxed);
+    }
+
+    /// Gives the verdicts to the source at once: a claim that is answered from now on must know which keys are in
+    /// trouble. Writing them down takes its time.
+    async fn settle(&mut self) {
+        let late = planted::is(Bug::VerdictsLate);
+        if late && !self.settling.is_empty() {
+            return;
+        }
+        let settlements = self.lanes.settled();
+        if settlements.is_empty() {
+            return;
+        }
+        count(&self.relay.counters, &settlements);
+        let source = self.relay.source.clone();
+        let mut settle = Box::pin(async move { source.settle(&settlements).await });
+        let polled = if late { Poll::Pending } else { poll_fn(|cx| Poll::Ready(settle.as_mut().poll(cx))).await };
+        self.settling.push(match polled {
+            Poll::Ready(result) => tokio::spawn(std::future::ready(result)),
+            Poll::Pending => tokio::spawn(settle),
+        });
     }
 
     /// Routes and sends one batch. What cannot be routed is decided at once.
@@ -230,8 +243,7 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
                 let source = self.relay.source.clone();
                 self.renewing = Some(Box::pin(async move { source.renew().await }));
             }
-            settled = ready(&mut self.settling) => {
-                self.settling = None;
+            Some(settled) = self.settling.next() => {
                 settled.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
             }
             Some(sent) = self.sends.next() => self.complete(sent),

@@ -27,8 +27,10 @@ async fn relay(config: &Config, args: &RelayArgs) -> Result<(), Failure> {
     let location = database::location(config);
     let shop = match (args.demo, location.sqlite_path()) {
         (true, None) => {
-            return Err(Failure::usage("--demo writes orders into SQLite, and the configuration names another database")
-                .remedy("unset source.url and DATABASE_URL, or leave --demo out"));
+            return Err(Failure::usage(
+                "--demo writes orders into SQLite, and the configuration names another database",
+            )
+            .remedy("unset source.url and DATABASE_URL, or leave --demo out"));
         }
         (demo, path) => path.filter(|_| demo),
     };

@@ -17,7 +17,8 @@ pub(crate) async fn run(config: &Config, output: OutputArgs) -> Result<(), Failu
         eprintln!("no stream yet: no relay has run on this database; start one with: postbox relay");
         return Ok(());
     }
-    let names = ["STREAM", "RELAY", "LAG", "PENDING", "RETRY", "WAITING", "DELAYED", "DEAD", "OLDEST DEAD", "LAST SETTLED"];
+    let names =
+        ["STREAM", "RELAY", "LAG", "PENDING", "RETRY", "WAITING", "DELAYED", "DEAD", "OLDEST DEAD", "LAST SETTLED"];
     print(&table(&names, &status.iter().map(row).collect::<Vec<_>>()))
 }
 

@@ -40,7 +40,10 @@ pub fn load(file: Option<&Path>, environment: &BTreeMap<String, String>) -> Resu
 }
 
 /// The values that file and environment give, without the defaults.
-pub(super) fn overlaid(file: Option<&Path>, environment: &BTreeMap<String, String>) -> Result<toml::Table, ConfigError> {
+pub(super) fn overlaid(
+    file: Option<&Path>,
+    environment: &BTreeMap<String, String>,
+) -> Result<toml::Table, ConfigError> {
     let (path, text) = find(file, environment)?;
     parse(&text, &path, environment)
 }
@@ -159,7 +162,10 @@ fn check(config: &Config) -> Result<(), ConfigError> {
     }
     for (key, value) in [("relay.events_max", config.relay.events_max), ("relay.bytes_max", config.relay.bytes_max)] {
         if value == 0 {
-            return Err(wrong(format!("{key} is 0, so nothing could ever be sent"), format!("remove {key} to use the default")));
+            return Err(wrong(
+                format!("{key} is 0, so nothing could ever be sent"),
+                format!("remove {key} to use the default"),
+            ));
         }
     }
     for (name, stream) in &config.stream {

@@ -11,8 +11,8 @@ mod units;
 
 pub use load::{ConfigError, load};
 pub(crate) use show::shown;
-pub use units::{DatabaseUrl, Secret};
 pub(crate) use units::show_duration;
+pub use units::{DatabaseUrl, Secret};
 
 use postbox_engine::{DeadPolicy, Envelope, RelayOptions, Retry, Rule};
 use serde::Deserialize;

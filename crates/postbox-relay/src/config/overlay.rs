@@ -33,9 +33,8 @@ pub(super) enum Origin {
 impl Variables {
     pub(super) fn new(environment: &BTreeMap<String, String>) -> Variables {
         let ours = environment.iter().filter(|(name, _)| name.starts_with(PREFIX));
-        let variable = |(name, value): (&String, &String)| {
-            Variable { name: name.clone(), value: value.clone(), typed: false }
-        };
+        let variable =
+            |(name, value): (&String, &String)| Variable { name: name.clone(), value: value.clone(), typed: false };
         Variables(ours.map(variable).collect())
     }
 

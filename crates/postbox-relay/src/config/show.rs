@@ -19,7 +19,9 @@ const PLACE: [&str; 2] = ["_file", "_path"];
 pub(crate) fn shown(file: Option<&Path>, environment: &BTreeMap<String, String>) -> Result<String, ConfigError> {
     let mut given = overlaid(file, environment)?;
     let mut defaults: Table = DEFAULT_TOML.parse().expect("a test reads the default file");
-    if let (Some(Value::Table(streams)), Some(Value::Table(known))) = (given.get_mut("stream"), defaults.get_mut("stream")) {
+    if let (Some(Value::Table(streams)), Some(Value::Table(known))) =
+        (given.get_mut("stream"), defaults.get_mut("stream"))
+    {
         let main = known.remove("main").expect("the default stream is `main`");
         known.extend(streams.keys().map(|name| (name.clone(), main.clone())));
     }

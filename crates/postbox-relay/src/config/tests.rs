@@ -114,7 +114,8 @@ fn what_the_default_file_has_commented_out_is_known_too() {
         if line.starts_with('[') {
             section = line.to_owned();
         }
-        let Some(setting) = line.strip_prefix("# ").filter(|s| s.split_once(" = ").is_some_and(|(k, _)| is_key(k))) else {
+        let Some(setting) = line.strip_prefix("# ").filter(|s| s.split_once(" = ").is_some_and(|(k, _)| is_key(k)))
+        else {
             continue;
         };
         if setting.ends_with('[') {
@@ -144,7 +145,10 @@ fn an_unknown_key_is_named_with_its_line_and_the_nearest_known_one() {
     let error = refused("[stream.main]\nsink = \"kafak\"\n", &[]);
     assert!(error.starts_with("postbox.toml:2: unknown value \"kafak\" | did you mean `kafka`?"), "{error}");
     let error = refused("", &[("POSTBOX__RELAY__LESE", "10s")]);
-    assert!(error.starts_with("environment variable POSTBOX__RELAY__LESE: unknown key `lese` | did you mean"), "{error}");
+    assert!(
+        error.starts_with("environment variable POSTBOX__RELAY__LESE: unknown key `lese` | did you mean"),
+        "{error}"
+    );
 }
 
 #[test]

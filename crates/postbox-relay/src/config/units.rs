@@ -152,7 +152,8 @@ mod tests {
 
     #[test]
     fn durations_and_sizes_are_read_and_shown() {
-        for (text, ms) in [("30s", 30_000), ("200ms", 200), ("5m", 300_000), ("1h30m", 5_400_000), ("7 d", 604_800_000)] {
+        for (text, ms) in [("30s", 30_000), ("200ms", 200), ("5m", 300_000), ("1h30m", 5_400_000), ("7 d", 604_800_000)]
+        {
             assert_eq!(parse_units(text, &DURATIONS), Some(ms), "{text}");
         }
         for text in ["", "30", "s", "-5s", "1.5s", "5 parsecs", "99999999999999999999s", "18446744073709551615d"] {

@@ -34,7 +34,10 @@ impl Place {
                 );
                 (say(Rejected, text), Also::Nothing)
             }
-            Code::InvalidRecord | Code::InvalidTimestamp | Code::PolicyViolation | Code::UnsupportedForMessageFormat
+            Code::InvalidRecord
+            | Code::InvalidTimestamp
+            | Code::PolicyViolation
+            | Code::UnsupportedForMessageFormat
                 if alone =>
             {
                 (say(Rejected, format!("topic {topic} refused the message: {code}")), Also::Nothing)
@@ -54,9 +57,10 @@ impl Place {
             }
             Code::TopicAuthorizationFailed => (say(Failed, self.forbidden(topic)), Also::TopicRefused),
             Code::InvalidTopic => (say(Rejected, format!("topic {topic}: brokers refuse the name")), Also::Nothing),
-            Code::PurgeQueue => {
-                (say(Unavailable, ended.map_or_else(|| code.to_string(), |why| format!("not sent: {why}"))), Also::Nothing)
-            }
+            Code::PurgeQueue => (
+                say(Unavailable, ended.map_or_else(|| code.to_string(), |why| format!("not sent: {why}"))),
+                Also::Nothing,
+            ),
             Code::ClusterAuthorizationFailed | Code::NotEnoughReplicas | Code::BrokerTransportFailure => {
                 (say(Unavailable, format!("Kafka at {}: {code}", self.brokers)), Also::Nothing)
             }
@@ -86,7 +90,10 @@ impl Place {
     }
     pub(super) fn unreachable(&self, last: &str) -> String {
         let last = if last.is_empty() { "no broker answers" } else { last };
-        format!("Kafka at {} cannot be reached: {last}; is it running, are address and credentials right?", self.brokers)
+        format!(
+            "Kafka at {} cannot be reached: {last}; is it running, are address and credentials right?",
+            self.brokers
+        )
     }
 }
 
@@ -100,7 +107,9 @@ mod tests {
         let place = Place { brokers: "b:9092".into(), user: Some("app".into()) };
         let kind = |code, alone| {
             let (error, also) = place.answer(code, "shop", alone, Some("why"));
-            assert!(error.message.contains("shop") || error.message.contains("b:9092") || error.message.contains("why"));
+            assert!(
+                error.message.contains("shop") || error.message.contains("b:9092") || error.message.contains("why")
+            );
             (error.kind, also)
         };
         // A neighbour's fault never kills an event.
@@ -115,7 +124,8 @@ mod tests {
         for code in [Code::PurgeQueue, Code::ClusterAuthorizationFailed, Code::NotEnoughReplicas] {
             assert_eq!(kind(code, false), (Unavailable, Also::Nothing));
         }
-        let unknown = [Code::PurgeInflight, Code::MessageTimedOut, Code::RequestTimedOut, Code::OutOfOrderSequenceNumber];
+        let unknown =
+            [Code::PurgeInflight, Code::MessageTimedOut, Code::RequestTimedOut, Code::OutOfOrderSequenceNumber];
         for code in unknown.into_iter().chain([Code::Fatal, Code::GaplessGuarantee, Code::Unknown]) {
             assert_eq!(kind(code, false), (Unknown, Also::Nothing));
         }

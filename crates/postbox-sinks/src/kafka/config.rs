@@ -208,7 +208,9 @@ impl KafkaConfig {
         for (setting, name, file) in files {
             let Some(file) = file else { continue };
             if !matches!(self.security, Security::Ssl | Security::SaslSsl) {
-                return Err(KafkaConfig::error(format!("`{name}` without TLS; set security = \"ssl\" or \"sasl_ssl\"")));
+                return Err(KafkaConfig::error(format!(
+                    "`{name}` without TLS; set security = \"ssl\" or \"sasl_ssl\""
+                )));
             }
             std::fs::metadata(file).map_err(|e| KafkaConfig::error(format!("`{name}` {}: {e}", file.display())))?;
             client.set(setting, file.to_string_lossy());
@@ -283,7 +285,10 @@ mod tests {
     fn what_postbox_promises_cannot_be_switched_off() {
         let client = config(r#", "options": {"compression.type": "lz4", "linger.ms": "1"}"#).unwrap().client().unwrap();
         let get = |name| client.get(name);
-        assert_eq!((get("acks"), get("enable.idempotence"), get("partitioner")), (Some("all"), Some("true"), Some("murmur2_random")));
+        assert_eq!(
+            (get("acks"), get("enable.idempotence"), get("partitioner")),
+            (Some("all"), Some("true"), Some("murmur2_random"))
+        );
         assert_eq!((get("compression.type"), get("linger.ms")), (Some("lz4"), Some("1")));
         for (name, _) in OWN {
             let text = refused(&format!(r#", "options": {{"{name}": "hunter2"}}"#));
@@ -296,7 +301,10 @@ mod tests {
 
     #[test]
     fn case_t2_no_secret_in_debug_or_errors() {
-        let text = format!("{:?}", config(r#", "user": "u", "password": "p@ss:/%word", "options": {"ssl.key.password": "hunter2"}"#).unwrap());
+        let text = format!(
+            "{:?}",
+            config(r#", "user": "u", "password": "p@ss:/%word", "options": {"ssl.key.password": "hunter2"}"#).unwrap()
+        );
         assert!(text.contains("password") && !text.contains("p@ss") && !text.contains("hunter2"), "{text}");
         let text = config(r#", "password": ["hunter2"]"#).unwrap_err().to_string();
         assert!(!text.contains("hunter2"), "{text}");

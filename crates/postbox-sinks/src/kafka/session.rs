@@ -67,7 +67,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Session {
-    pub(super) fn new(config: &ClientConfig, batching: Batching, place: Place, topics: Arc<Topics>) -> KafkaResult<Session> {
+    pub(super) fn new(
+        config: &ClientConfig,
+        batching: Batching,
+        place: Place,
+        topics: Arc<Topics>,
+    ) -> KafkaResult<Session> {
         let shared = Arc::new(Shared {
             batches: Batches::new(),
             topics,
@@ -259,7 +264,10 @@ impl Session {
     pub(super) async fn metadata(&self, topic: Option<String>) -> Result<Metadata, SendError> {
         let producer = self.producer.clone();
         let ask = move || producer.client().fetch_metadata(topic.as_deref(), OUTAGE);
-        let answer = tokio::task::spawn_blocking(ask).await.map_err(|e| e.to_string()).and_then(|m| m.map_err(|e| e.to_string()));
+        let answer = tokio::task::spawn_blocking(ask)
+            .await
+            .map_err(|e| e.to_string())
+            .and_then(|m| m.map_err(|e| e.to_string()));
         answer.map_err(|error| {
             let last = lock(&self.shared.trouble).1.clone();
             let why = self.shared.place.unreachable(if last.is_empty() { &error } else { &last });

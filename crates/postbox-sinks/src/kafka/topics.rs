@@ -24,7 +24,9 @@ pub(super) enum Known {
     Open,
     Refused(Arc<str>),
     /// `first`: never asked for, or so long ago that it is forgotten.
-    Unknown { first: bool },
+    Unknown {
+        first: bool,
+    },
 }
 
 impl Topics {

@@ -8,7 +8,15 @@ fn message(parts: &EventParts<'_>) -> Message {
 }
 
 fn parts(payload: Option<&[u8]>) -> EventParts<'_> {
-    EventParts { event_id: [7; 16], aggregate_type: "order", aggregate_id: "4\"2", event_type: "placed", schema_version: 1, payload, ..Default::default() }
+    EventParts {
+        event_id: [7; 16],
+        aggregate_type: "order",
+        aggregate_id: "4\"2",
+        event_type: "placed",
+        schema_version: 1,
+        payload,
+        ..Default::default()
+    }
 }
 
 #[derive(Clone, Default)]
@@ -33,7 +41,12 @@ async fn written(batch: &[Message]) -> String {
 #[tokio::test]
 async fn each_event_is_one_line_whatever_its_payload() {
     let pretty = b"{\r\n  \"a\": 9007199254740993,\n  \"b\": \"x\\ny\"\n}";
-    let batch = [message(&parts(Some(pretty))), message(&parts(Some(b"\0\xff"))), message(&parts(Some(b""))), message(&parts(None))];
+    let batch = [
+        message(&parts(Some(pretty))),
+        message(&parts(Some(b"\0\xff"))),
+        message(&parts(Some(b""))),
+        message(&parts(None)),
+    ];
     let text = written(&batch).await;
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 4);

@@ -1,11 +1,11 @@
 //! What people ask of a SQLite outbox: see [`crate::admin`]. Works while no relay runs, and disturbs none that does.
 
 use super::connection::Database;
-use super::error::Failure;
+use super::error::{Failure, refused};
 use super::schema;
 use crate::admin::{Finding, StreamStatus, Trace};
 use postbox_engine::SourceError;
-use rusqlite::{Connection, OpenFlags, Row, params};
+use rusqlite::{Connection, OpenFlags, Row, Transaction, TransactionBehavior, params};
 use std::path::Path;
 use std::time::Duration;
 
@@ -44,6 +44,18 @@ pub async fn trace(path: &Path, schema: &str, event_id: &str) -> Result<Vec<Trac
             })
         };
         Ok(statement.query_map([event_id], trace)?.collect::<rusqlite::Result<_>>()?)
+    })
+    .await
+}
+
+/// Writes one event in a transaction of its own; when it returns, the event is on the disk.
+pub async fn publish(path: &Path, schema: &str, event: &postbox::Event) -> Result<(), SourceError> {
+    let (outbox, event) = (postbox::rusqlite::Outbox::new(schema), event.clone());
+    ask(path, schema, "write the event", move |_, c| {
+        c.pragma_update(None, "synchronous", "FULL")?;
+        let tx = Transaction::new_unchecked(c, TransactionBehavior::Immediate)?;
+        outbox.publish(&tx, &event).map_err(|e| refused(e.to_string()).caused_by(e))?;
+        Ok(tx.commit()?)
     })
     .await
 }

@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, oneshot};
-use worker::{Request, Worker};
+use worker::{Page, Request, Worker};
 
 /// Which events to carry, and for whom.
 #[derive(Clone, Debug)]
@@ -58,7 +58,7 @@ impl Options {
 pub struct SqliteLog {
     requests: std::sync::mpsc::Sender<Request>,
     /// The answer to a read whose future was dropped; the next read takes it.
-    reading: Mutex<Option<oneshot::Receiver<Result<LogPage<i64>, SourceError>>>>,
+    reading: Mutex<Option<oneshot::Receiver<Page>>>,
     options: Arc<Options>,
 }
 

@@ -12,15 +12,17 @@ use tokio::sync::oneshot;
 
 /// While events come: the latency that polling adds is half of it.
 const POLL_MIN: Duration = Duration::from_millis(2);
-/// While none come.
-const POLL_MAX: Duration = Duration::from_millis(50);
+/// While none come: an event after a long silence waits for half of it, and an idle relay costs half a per cent of a core.
+const POLL_MAX: Duration = Duration::from_millis(16);
 /// With nothing to poll for.
 const NOTHING: Duration = Duration::from_secs(3600);
+
+pub(super) type Page = Result<LogPage<i64>, SourceError>;
 
 pub(super) enum Request {
     Call(Box<dyn FnOnce(&mut Worker) + Send>),
     /// Answered once there is a page, or an error.
-    Read(ClaimLimit, oneshot::Sender<Result<LogPage<i64>, SourceError>>),
+    Read(ClaimLimit, oneshot::Sender<Page>),
 }
 
 pub(super) struct Worker {
@@ -28,7 +30,7 @@ pub(super) struct Worker {
     tenure: Option<Tenure>,
     /// Of our last tenure: we may prolong it, also after an error.
     epoch: Option<i64>,
-    reading: Option<(ClaimLimit, oneshot::Sender<Result<LogPage<i64>, SourceError>>)>,
+    reading: Option<(ClaimLimit, oneshot::Sender<Page>)>,
     pause: Duration,
 }
 

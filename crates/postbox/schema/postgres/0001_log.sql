@@ -238,7 +238,7 @@ END;
 CREATE VIEW {schema}.lag AS
 SELECT l.stream, l.shard,
   CASE WHEN l.until > clock_timestamp() THEN l.owner END AS owner,
-  greatest(clock_timestamp() - p.oldest, interval '0') AS oldest_unpublished,   -- the figure to alarm on
+  CASE WHEN p.oldest IS NOT NULL THEN greatest(clock_timestamp() - p.oldest, interval '0') END AS oldest_unpublished,   -- the figure to alarm on
   CASE WHEN p.all_seen THEN p.events ELSE greatest(p.events, (
     SELECT (o.id - CASE WHEN c.until IS NULL THEN coalesce(c.max_id, 0) ELSE c.last_id END) / l.shards FROM {schema}.outbox o ORDER BY o.id DESC LIMIT 1)) END AS pending,
   NOT p.all_seen AS pending_is_estimate,

@@ -4,8 +4,11 @@ mod adversarial;
 mod faults;
 mod identity;
 mod log;
+mod migration;
 mod names;
 mod plans;
+mod roles;
+mod suite;
 mod waking;
 
 use postbox_engine::{Changes, ClaimLimit, Log, LogPage};

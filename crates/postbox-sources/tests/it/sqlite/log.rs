@@ -214,6 +214,12 @@ async fn traces_tell_when_by_whom_and_how_often() {
     let status = admin::status(&file.path, "postbox").await.unwrap();
     assert_eq!((status[0].pending, status[0].oldest_unpublished), (0, None));
     assert!(admin::trace(&file.path, "postbox", "unknown").await.unwrap().is_empty());
+
+    let event = postbox::Event::new("order", "9", "order.placed").json_text("9");
+    admin::publish(&file.path, "postbox", &event).await.unwrap();
+    let twice = admin::publish(&file.path, "postbox", &event).await.unwrap_err();
+    assert!(twice.to_string().contains("UNIQUE"), "{twice}");
+    assert_eq!(publish(&source, 1).await, ["9 9"]);
 }
 
 /// D1: what is held stays, what a stream has not passed stays; all else goes, in pieces.

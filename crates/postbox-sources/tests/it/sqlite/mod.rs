@@ -1,9 +1,12 @@
 //! The log source on SQLite, on files of its own.
 
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
+
 mod faults;
 mod log;
 mod processes;
 mod schema;
+mod suite;
 mod writing;
 
 use postbox_engine::{Claim, ClaimLimit, DeadPolicy, Event, LogSource, Settlement, Source, Verdict};

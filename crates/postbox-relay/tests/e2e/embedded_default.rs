@@ -1,0 +1,87 @@
+//! `postbox relay` without any configuration: a SQLite file, events as lines on stdout.
+
+use crate::harness::{Folder, until};
+use serde_json::Value;
+
+fn events(lines: &[String]) -> Vec<Value> {
+    lines.iter().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect()
+}
+
+#[test]
+fn the_demo_shows_orders_in_order() {
+    let folder = Folder::new();
+    let relay = folder.relay(&["--demo"]);
+    relay.stderr.wait_for("a small shop writes orders");
+    let lines = relay.stdout.wait_until(|lines| lines.len() >= 7);
+    let events = events(&lines); // each line of stdout is an event, nothing else
+    let of_one = |event: &&Value| event["aggregate_id"] == "1";
+    let types: Vec<&str> = events.iter().filter(of_one).map(|e| e["type"].as_str().unwrap()).collect();
+    assert_eq!(types, ["order.placed", "order.paid", "order.shipped"]);
+    assert_eq!(events[0]["payload"]["customer"], "Ada");
+    let status = folder.json(&["status", "--json"]);
+    assert_eq!((status[0]["stream"].as_str(), status[0]["dead"].as_i64()), (Some("main"), Some(0)));
+    relay.stop();
+}
+
+#[test]
+fn case_l4_sigterm_drains_and_ends_with_0() {
+    let folder = Folder::new();
+    let relay = folder.relay(&[]);
+    relay.stderr.wait_for("the lease is ours");
+    let id = folder.ok(&["publish", "order", "42", "order.placed", "{\"total\": 10}"]).stdout;
+    let line = relay.stdout.wait_for(id.trim());
+    assert!(line.contains("\"payload\":{\"total\": 10}"), "{line}");
+    relay.stderr.wait_for("made postbox.db");
+    let stderr = relay.stderr.clone();
+    relay.stop();
+    stderr.wait_for("stopped: all in hand is settled, and the lease is handed over");
+    let status = folder.json(&["status", "--json"]);
+    assert!(status[0]["owner"].is_null() && status[0]["pending"] == 0, "{status}");
+}
+
+#[test]
+fn case_v4_what_was_written_without_a_relay_comes_with_the_next_one() {
+    let folder = Folder::new();
+    folder.ok(&["migrate"]);
+    let args = ["publish", "order", "7", "order.placed", "{}", "--json", "--header", "tenant_id=acme"];
+    let id = folder.json(&args)["event_id"].as_str().unwrap().to_owned();
+    let trace = folder.json(&["trace", &id, "--json"]);
+    assert!(trace[0]["state"] == "pending" && trace[0]["published_at"].is_null(), "{trace}");
+    let relay = folder.relay(&[]);
+    let line = relay.stdout.wait_for(&id);
+    assert_eq!(serde_json::from_str::<Value>(&line).unwrap()["headers"]["tenant_id"], "acme");
+    until("the event is settled", || folder.json(&["trace", &id, "--json"])[0]["state"] == "published");
+    relay.stop();
+    let shown = folder.ok(&["trace", &id]).stdout;
+    assert!(shown.starts_with("STREAM") && shown.contains("published"), "{shown}");
+    folder.run(&["trace", "00000000-0000-0000-0000-000000000000"]).failed_with(3, &["no event 0000"]);
+}
+
+#[test]
+fn case_l4_a_second_signal_ends_at_once() {
+    // A reader that does not read: the send has no outcome, so the drain would last.
+    let folder = Folder::new().env("POSTBOX__RELAY__DRAIN_TIMEOUT", "10m");
+    folder.ok(&["migrate"]);
+    let big = format!("\"{}\"", "x".repeat(100_000));
+    for n in 0..5 {
+        folder.ok(&["publish", "order", &n.to_string(), "order.placed", &big]);
+    }
+    let mut relay = folder.relay_unread();
+    relay.stderr.wait_for("the lease is ours");
+    until("events are in flight", || folder.json(&["status", "--json"])[0]["owner"].is_string());
+    relay.signal("TERM");
+    relay.stderr.wait_for("a second signal ends at once");
+    relay.signal("TERM");
+    assert_eq!(relay.wait(), 128 + 15);
+    relay.stderr.wait_for("ended at once");
+}
+
+#[test]
+fn a_full_disk_loses_nothing() {
+    let folder = Folder::new();
+    folder.ok(&["migrate"]);
+    let relay = folder.leading_relay();
+    let first = folder.ok(&["publish", "order", "1", "order.placed", "{}"]).stdout;
+    relay.stdout.wait_for(first.trim());
+    relay.stop();
+}

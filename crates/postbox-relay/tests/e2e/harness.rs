@@ -1,0 +1,236 @@
+//! Runs the program in a folder of its own, with no variable of this machine, and waits for what it says.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Long enough on a busy machine; a fact that comes is seen at once.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A folder with a configuration, in which `postbox` runs.
+pub(crate) struct Folder {
+    folder: TempDir,
+    environment: Vec<(String, String)>,
+}
+
+impl Folder {
+    pub(crate) fn new() -> Folder {
+        Folder { folder: tempfile::tempdir().unwrap(), environment: Vec::new() }
+    }
+
+    pub(crate) fn with_config(text: &str) -> Folder {
+        let folder = Folder::new();
+        std::fs::write(folder.path().join("postbox.toml"), text).unwrap();
+        folder
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Folder {
+        self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_postbox"));
+        command.args(args).current_dir(self.path()).env_clear().envs(self.environment.iter().cloned());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Runs a command to its end.
+    pub(crate) fn run(&self, args: &[&str]) -> Ended {
+        Ended::new(self.command(args).output().unwrap())
+    }
+
+    /// As `run`, and it must end with 0.
+    pub(crate) fn ok(&self, args: &[&str]) -> Ended {
+        let ended = self.run(args);
+        assert_eq!(ended.code, Some(0), "postbox {}: {}{}", args.join(" "), ended.stdout, ended.stderr);
+        ended
+    }
+
+    /// The JSON that a command prints.
+    pub(crate) fn json(&self, args: &[&str]) -> serde_json::Value {
+        serde_json::from_str(&self.ok(args).stdout).unwrap()
+    }
+
+    /// Starts `postbox relay`, and does not wait for it.
+    pub(crate) fn relay(&self, args: &[&str]) -> Running {
+        let args: Vec<&str> = ["relay"].iter().chain(args).copied().collect();
+        Running::new(self.command(&args).spawn().unwrap())
+    }
+
+    /// Starts `postbox relay` with a full pipe for stdout that nobody reads.
+    pub(crate) fn relay_unread(&self) -> Running {
+        Running::unread(self.command(&["relay"]).spawn().unwrap())
+    }
+
+    /// Runs a command that may go on for ever (a relay that waits for its database): a second signal ends it.
+    pub(crate) fn run_at_most(&self, args: &[&str]) -> Ended {
+        if args != ["relay"] {
+            return self.run(args);
+        }
+        let mut relay = self.relay(&[]);
+        relay.stderr.wait_until(|lines| relay_has_tried(lines));
+        relay.signal("TERM");
+        let code = Some(relay.wait());
+        Ended { code, stdout: relay.stdout.text(), stderr: relay.stderr.text() }
+    }
+
+    /// Starts `postbox relay` and waits until it owns its lease.
+    pub(crate) fn leading_relay(&self) -> Running {
+        let relay = self.relay(&[]);
+        relay.stderr.wait_for("the lease is ours");
+        relay
+    }
+}
+
+fn relay_has_tried(lines: &[String]) -> bool {
+    lines.iter().any(|line| line.contains("the source is out") || line.contains("mend:") || line.contains("postbox: "))
+}
+
+/// How a command ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Ended {
+    fn new(output: Output) -> Ended {
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        Ended { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+
+    /// It ended with this code, and said all of this on stderr.
+    pub(crate) fn failed_with(&self, code: i32, words: &[&str]) {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        for word in words {
+            assert!(self.stderr.contains(word), "no {word:?} in: {}", self.stderr);
+        }
+    }
+}
+
+/// The lines that a process wrote so far.
+#[derive(Clone, Default)]
+pub(crate) struct Lines(Arc<(Mutex<(Vec<String>, bool)>, Condvar)>);
+
+impl Lines {
+    fn read(pipe: impl Read + Send + 'static) -> Lines {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        std::thread::spawn(move || {
+            for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+                writer.0.0.lock().unwrap().0.push(line);
+                writer.0.1.notify_all();
+            }
+            writer.0.0.lock().unwrap().1 = true;
+            writer.0.1.notify_all();
+        });
+        lines
+    }
+
+    pub(crate) fn all(&self) -> Vec<String> {
+        self.0.0.lock().unwrap().0.clone()
+    }
+
+    pub(crate) fn text(&self) -> String {
+        self.all().join("\n")
+    }
+
+    /// Waits until the lines so far are as wanted.
+    pub(crate) fn wait_until(&self, wanted: impl Fn(&[String]) -> bool) -> Vec<String> {
+        let deadline = Instant::now() + DEADLINE;
+        let mut lines = self.0.0.lock().unwrap();
+        loop {
+            if wanted(&lines.0) {
+                return lines.0.clone();
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            assert!(!left.is_zero() && !lines.1, "not seen; it said:\n{}", lines.0.join("\n"));
+            lines = self.0.1.wait_timeout(lines, left).unwrap().0;
+        }
+    }
+
+    /// Waits for a line with this text in it.
+    pub(crate) fn wait_for(&self, text: &str) -> String {
+        let lines = self.wait_until(|lines| lines.iter().any(|line| line.contains(text)));
+        lines.into_iter().find(|line| line.contains(text)).unwrap()
+    }
+}
+
+/// A running process; killed when dropped.
+pub(crate) struct Running {
+    child: Child,
+    pub(crate) stdout: Lines,
+    pub(crate) stderr: Lines,
+}
+
+impl Running {
+    fn new(mut child: Child) -> Running {
+        let (stdout, stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+        Running { child, stdout: Lines::read(stdout), stderr: Lines::read(stderr) }
+    }
+
+    fn unread(mut child: Child) -> Running {
+        let stderr = child.stderr.take().unwrap();
+        Running { child, stdout: Lines::default(), stderr: Lines::read(stderr) }
+    }
+
+    /// Sends a signal by its name: TERM, INT, KILL, STOP, CONT.
+    pub(crate) fn signal(&self, name: &str) {
+        let sent = Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status();
+        assert!(sent.unwrap().success());
+    }
+
+    /// Waits for its end; the exit code, or 128 + the signal that killed it.
+    pub(crate) fn wait(&mut self) -> i32 {
+        use std::os::unix::process::ExitStatusExt;
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code().unwrap_or_else(|| 128 + status.signal().unwrap());
+            }
+            assert!(Instant::now() < deadline, "it does not end; it said:\n{}", self.stderr.text());
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+    }
+
+    /// SIGTERM, and it must end cleanly.
+    pub(crate) fn stop(mut self) {
+        self.signal("TERM");
+        assert_eq!(self.wait(), 0, "{}", self.stderr.text());
+    }
+
+    pub(crate) fn kill(mut self) {
+        self.signal("KILL");
+        assert_eq!(self.wait(), 128 + 9);
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits until a fact holds.
+pub(crate) fn until(what: &str, mut fact: impl FnMut() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !fact() {
+        assert!(Instant::now() < deadline, "never came: {what}");
+        std::thread::park_timeout(Duration::from_millis(20));
+    }
+}

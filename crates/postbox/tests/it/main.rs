@@ -1,0 +1,8 @@
+//! What the application's side promises, against real servers of the oldest and the newest version at hand.
+
+mod db;
+mod looking;
+mod payload;
+mod refusals;
+mod transactions;
+mod waking;

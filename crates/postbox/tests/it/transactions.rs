@@ -1,0 +1,178 @@
+//! The event shares the fate of its transaction, whatever that is made of.
+
+use crate::db::{Db, wait_for};
+use postbox::{Event, Outbox};
+use postbox_testkit::services::{PgVersion, Postgres};
+
+fn event(event_type: &str) -> Event {
+    Event::new("order", "42", event_type)
+}
+
+#[tokio::test]
+async fn case_w1_committed_is_there_and_rolled_back_is_not() {
+    for version in PgVersion::ALL {
+        let (db, outbox) = (Db::fresh(version).await, Outbox::default());
+        let pool = db.pool().await;
+        let mut client = db.client().await;
+
+        let mut tx = pool.begin().await.unwrap();
+        outbox.publish(&mut tx, &event("sqlx committed")).await.unwrap();
+        tx.commit().await.unwrap();
+        let mut tx = pool.begin().await.unwrap();
+        outbox.publish(&mut tx, &event("sqlx rolled back")).await.unwrap();
+        tx.rollback().await.unwrap();
+        let mut tx = pool.begin().await.unwrap();
+        outbox.publish(&mut tx, &event("sqlx dropped")).await.unwrap();
+        drop(tx);
+
+        let tx = client.transaction().await.unwrap();
+        outbox.publish(&tx, &event("tokio committed")).await.unwrap();
+        tx.commit().await.unwrap();
+        let mut tx = client.transaction().await.unwrap();
+        outbox.publish(&mut tx, &event("tokio rolled back")).await.unwrap();
+        tx.rollback().await.unwrap();
+
+        client.execute("SELECT postbox.publish('order', '42', 'sql committed')", &[]).await.unwrap();
+        client.batch_execute("BEGIN; SELECT postbox.publish('a', 'b', 'sql rolled back'); ROLLBACK").await.unwrap();
+        assert_eq!(db.event_types().await, ["sqlx committed", "tokio committed", "sql committed"]);
+    }
+}
+
+#[tokio::test]
+async fn case_w1_committed_is_there_also_after_a_crash() {
+    let mut server = Postgres::start(PgVersion::V18).unwrap();
+    let db = Db { url: server.create_database() };
+    db.install().await;
+    let mut client = db.client().await;
+    let tx = client.transaction().await.unwrap();
+    Outbox::default().publish(&tx, &event("committed")).await.unwrap();
+    tx.commit().await.unwrap();
+    let tx = client.transaction().await.unwrap();
+    Outbox::default().publish(&tx, &event("open")).await.unwrap();
+    server.crash().unwrap();
+    server.restart().unwrap();
+    assert_eq!(db.event_types().await, ["committed"]);
+}
+
+#[tokio::test]
+async fn case_w3_savepoints_keep_what_was_released() {
+    for version in PgVersion::ALL {
+        let (db, outbox) = (Db::fresh(version).await, Outbox::default());
+        let pool = db.pool().await;
+        let mut tx = pool.begin().await.unwrap();
+        outbox.publish(&mut tx, &event("before")).await.unwrap();
+        let mut inner = sqlx::Connection::begin(&mut *tx).await.unwrap();
+        outbox.publish(&mut inner, &event("undone")).await.unwrap();
+        inner.rollback().await.unwrap();
+        let mut inner = sqlx::Connection::begin(&mut *tx).await.unwrap();
+        outbox.publish(&mut inner, &event("kept")).await.unwrap();
+        inner.commit().await.unwrap();
+        tx.commit().await.unwrap();
+
+        let client = db.client().await;
+        client
+            .batch_execute(
+                "BEGIN; SAVEPOINT a; INSERT INTO postbox.outbox (aggregate_type, aggregate_id, event_type) VALUES ('a', '1', 'undone');
+                 ROLLBACK TO a; SELECT postbox.publish('a', '1', 'plain'); SAVEPOINT b; SELECT postbox.publish('a', '1', 'deep');
+                 RELEASE a; COMMIT",
+            )
+            .await
+            .unwrap();
+        assert_eq!(db.event_types().await, ["before", "kept", "plain", "deep"]);
+        let transactions = client.query_one("SELECT count(DISTINCT txid) FROM postbox.outbox", &[]).await.unwrap();
+        assert_eq!(transactions.get::<_, i64>(0), 2, "the top-level transaction's id, also under a savepoint");
+    }
+}
+
+#[tokio::test]
+async fn case_w3_a_function_that_catches_keeps_what_it_did_outside() {
+    for version in PgVersion::ALL {
+        let db = Db::fresh(version).await;
+        let sql = "CREATE FUNCTION place() RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+               PERFORM postbox.publish('a', '1', 'before');
+               BEGIN
+                 PERFORM postbox.publish('a', '1', 'undone'), 1 / 0;
+               EXCEPTION WHEN division_by_zero THEN PERFORM postbox.publish('a', '1', 'handled');
+               END;
+             END $$;
+             SELECT place()";
+        db.client().await.batch_execute(sql).await.unwrap();
+        assert_eq!(db.event_types().await, ["before", "handled"]);
+    }
+}
+
+/// NOTIFY bars PREPARE TRANSACTION, so the wake-up must not come in its way, even when it is due.
+#[tokio::test]
+async fn case_w3_prepared_transactions() {
+    for version in PgVersion::ALL {
+        let db = Db::fresh(version).await;
+        let client = db.client().await;
+        let name = |fate: &str| format!("'{fate} {}'", db.url);
+        for fate in ["committed", "rolled back"] {
+            let sql = format!(
+                "SELECT setval('postbox.wake', 1); BEGIN; SELECT postbox.publish('a', '1', '{fate}'); PREPARE TRANSACTION {}",
+                name(fate)
+            );
+            client.batch_execute(&sql).await.unwrap();
+        }
+        assert!(db.event_types().await.is_empty());
+        client.batch_execute(&format!("COMMIT PREPARED {}", name("committed"))).await.unwrap();
+        client.batch_execute(&format!("ROLLBACK PREPARED {}", name("rolled back"))).await.unwrap();
+        assert_eq!(db.event_types().await, ["committed"]);
+    }
+}
+
+#[tokio::test]
+async fn ordered_takes_the_keys_lock_before_the_id() {
+    for version in PgVersion::ALL {
+        let (db, outbox) = (Db::fresh(version).await, Outbox::default());
+        let (mut first, mut other) = (db.client().await, db.client().await);
+        let pool = db.pool().await;
+        let tx = first.transaction().await.unwrap();
+        outbox.publish(&tx, &event("first").ordered()).await.unwrap();
+
+        let waiting = tokio::spawn(async move {
+            let mut tx = pool.begin().await.unwrap();
+            Outbox::default().publish(&mut tx, &event("second").ordered()).await.unwrap();
+            tx.commit().await.unwrap();
+        });
+        let look = db.client().await;
+        wait_for(&look, "SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())").await;
+
+        let free = other.transaction().await.unwrap();
+        outbox.publish(&free, &Event::new("order", "43", "neighbour").ordered()).await.unwrap();
+        free.commit().await.unwrap();
+        outbox.publish(&tx, &event("first again").ordered()).await.unwrap();
+        tx.commit().await.unwrap();
+        waiting.await.unwrap();
+        assert_eq!(db.event_types().await, ["first", "neighbour", "first again", "second"]);
+    }
+}
+
+/// The writer's own errors reach the writer, with their code.
+#[tokio::test]
+async fn case_w7_a_deadlock_is_the_callers_to_repeat() {
+    for version in PgVersion::ALL {
+        let (db, outbox) = (Db::fresh(version).await, Outbox::default());
+        let (mut one, mut two) = (db.client().await, db.client().await);
+        let (one, two) = (one.transaction().await.unwrap(), two.transaction().await.unwrap());
+        let key = |id| Event::new("order", id, "x").ordered();
+        outbox.publish(&one, &key("1")).await.unwrap();
+        outbox.publish(&two, &key("2")).await.unwrap();
+        let (event_one, event_two) = (key("2"), key("1"));
+        let both = tokio::join!(
+            async {
+                let result = outbox.publish(&one, &event_one).await;
+                one.rollback().await.unwrap();
+                result
+            },
+            async {
+                let result = outbox.publish(&two, &event_two).await;
+                two.rollback().await.unwrap();
+                result
+            }
+        );
+        let errors: Vec<_> = [both.0, both.1].into_iter().filter_map(Result::err).collect();
+        assert_eq!(errors.iter().map(|e| e.sqlstate()).collect::<Vec<_>>(), [Some("40P01")]);
+    }
+}

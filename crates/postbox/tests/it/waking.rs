@@ -1,0 +1,51 @@
+//! Writers wake a sleeping relay, at no cost while it is awake, and never at the cost of their own transaction.
+
+use crate::db::Db;
+use postbox_testkit::services::{PgOptions, PgVersion, Postgres};
+
+const PUBLISH: &str = "SELECT postbox.publish('a', '1', 'x')";
+
+/// Notifications arrive in the order of commits, so a marker shows that none came before it.
+#[tokio::test]
+async fn case_d4_a_writer_notifies_once_and_only_when_the_wake_lease_has_passed() {
+    for version in PgVersion::ALL {
+        let db = Db::fresh(version).await;
+        let (client, mut heard) = db.listener().await;
+        client.batch_execute("LISTEN postbox; SET postbox.wake = on").await.unwrap();
+        client.batch_execute(PUBLISH).await.unwrap();
+        assert_eq!(heard.recv().await.unwrap().channel(), "postbox");
+        let moved = "SELECT last_value > extract(epoch FROM now()) * 1000 FROM postbox.wake";
+        assert!(client.query_one(moved, &[]).await.unwrap().get::<_, bool>(0), "the lease moved on");
+
+        client.batch_execute("SELECT setval('postbox.wake', 99999999999999)").await.unwrap();
+        for sql in [PUBLISH, "NOTIFY postbox, 'the relay is awake'", "SELECT setval('postbox.wake', 1)", PUBLISH] {
+            client.batch_execute(sql).await.unwrap();
+        }
+        assert_eq!(heard.recv().await.unwrap().payload(), "the relay is awake");
+        assert_eq!(heard.recv().await.unwrap().payload(), "");
+
+        // One statement, one notification; COPY and INSERT .. SELECT are statements.
+        let many =
+            "SELECT setval('postbox.wake', 1); INSERT INTO postbox.outbox (aggregate_type, aggregate_id, event_type)
+            SELECT 'a', g::text, 'x' FROM generate_series(1, 1000) g; NOTIFY postbox, 'end'";
+        client.batch_execute(many).await.unwrap();
+        assert_eq!(heard.recv().await.unwrap().payload(), "");
+        assert_eq!(heard.recv().await.unwrap().payload(), "end");
+    }
+}
+
+/// Where transactions cannot be prepared, nothing has to be switched on.
+#[tokio::test]
+async fn case_d4_without_prepared_transactions_waking_is_on_by_itself() {
+    let options = PgOptions { extra: vec![("max_prepared_transactions".into(), "0".into())], ..PgOptions::default() };
+    let server = Postgres::start_with(PgVersion::V18, &options).unwrap();
+    let db = Db { url: server.create_database() };
+    db.install().await;
+    let (client, mut heard) = db.listener().await;
+    client.batch_execute("LISTEN postbox").await.unwrap();
+    client.batch_execute(PUBLISH).await.unwrap();
+    assert_eq!(heard.recv().await.unwrap().payload(), "");
+    let off = format!("SET postbox.wake = off; SELECT setval('postbox.wake', 1); {PUBLISH}; NOTIFY postbox, 'off'");
+    client.batch_execute(&off).await.unwrap();
+    assert_eq!(heard.recv().await.unwrap().payload(), "off");
+}

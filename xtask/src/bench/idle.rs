@@ -1,0 +1,69 @@
+//! S11: a relay with nothing to do. What it costs for a minute, and how late the first event after a minute's
+//! silence arrives; several such minutes, since one event is no percentile.
+
+use super::{median, ms, report, round};
+use crate::audit::Listener;
+use crate::load::{self, INSERT, payload, place};
+use crate::world::{Setup, World};
+use anyhow::{Result, bail};
+use hdrhistogram::Histogram;
+use serde_json::json;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+use tokio_postgres::Client;
+
+const SILENCE: Duration = Duration::from_secs(60);
+/// From the last event until the relay has gone to sleep.
+const SETTLE: Duration = Duration::from_secs(10);
+
+pub(super) async fn run(rounds: usize) -> Result<()> {
+    let world = World::start(Setup { bench: true, statements: true, ..Setup::default() })?;
+    let client = world.connect().await?;
+    client.batch_execute("CREATE EXTENSION pg_stat_statements").await?;
+    let insert = client.prepare(INSERT).await?;
+    let (arrivals, arrived) = mpsc::channel();
+    let listener = Listener::start(&world.kafka.bootstrap(), move |seen| {
+        let _ = arrivals.send((load::number(seen), Instant::now())); // nobody waits any more only at the very end
+    })?;
+    let relay = world.relay("bench")?;
+    let (mut cpu, mut statements, mut latency) = (vec![], vec![], Histogram::<u64>::new(3)?);
+    for n in 0..=rounds as u64 {
+        let event = place(n);
+        client.execute(&insert, &[&event.key.to_string(), &(event.seq as i64), &payload(event.seq, 500)]).await?;
+        let committed = Instant::now();
+        let Ok((_, at)) = arrived.recv_timeout(Duration::from_secs(30)) else {
+            bail!("event {n} did not arrive:\n{}", relay.log_tail())
+        };
+        if n > 0 {
+            let late = at.saturating_duration_since(committed); // 0: faster than the answer to the writer
+            eprintln!("after a silence: {:.1} ms", late.as_secs_f64() * 1_000.0);
+            latency.record(late.as_micros() as u64)?;
+        }
+        if n == rounds as u64 {
+            break;
+        }
+        tokio::time::sleep(SETTLE).await;
+        let (calls, us, start) = (calls(&client).await?, relay.cpu_us()?, Instant::now());
+        tokio::time::sleep(SILENCE).await;
+        let seconds = start.elapsed().as_secs_f64();
+        cpu.push((relay.cpu_us()? - us) as f64 / seconds / 10_000.0);
+        statements.push((self::calls(&client).await? - calls - 1) as f64 / seconds); // less our own
+        eprintln!(
+            "silence {}/{rounds}: {:.2} % of a core, {:.1} statements/s",
+            n + 1,
+            cpu[n as usize],
+            statements[n as usize]
+        );
+    }
+    let rss_mb = relay.rss_max_mb()?;
+    relay.stop()?;
+    let figures = json!({ "silences": rounds, "silence_s": SILENCE.as_secs(), "relay_cpu_percent": round(median(cpu)),
+        "statements_per_s": round(median(statements)), "p50_ms": ms(&latency, 50.0), "max_ms": ms(&latency, 100.0), "relay_rss_mb": rss_mb });
+    report(&world, "s11", figures, &listener.finish()?, (0..=rounds as u64).map(place)).await
+}
+
+/// Statements in this database so far.
+async fn calls(client: &Client) -> Result<i64> {
+    let sql = "SELECT sum(calls)::bigint FROM pg_stat_statements WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database())";
+    Ok(client.query_one(sql, &[]).await?.get(0))
+}

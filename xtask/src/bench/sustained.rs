@@ -1,0 +1,67 @@
+//! S1: writers without pause, one event per transaction; alone, then with the relay, then alone. Sustained means
+//! that the events not yet delivered do not grow in number.
+
+use super::{report, round};
+use crate::audit::Listener;
+use crate::load::{self, KEYS, Written};
+use crate::world::{Setup, World};
+use anyhow::{Result, bail, ensure};
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+pub(super) async fn run(clients: usize, time: Duration, size: usize) -> Result<()> {
+    ensure!(KEYS.is_multiple_of(clients as u64), "--clients must divide {KEYS}, so that an aggregate has one writer");
+    let world = World::start(Setup { bench: true, ..Setup::default() })?;
+    let written = Written::new(clients);
+    let listener = Listener::start(&world.kafka.bootstrap(), |_| {})?;
+    let relay = world.relay("warm")?;
+    load::write_for(&world, &written, size, Duration::from_secs(10)).await?; // plans, JVM, files of their later size
+    catch_up(&listener, written.events(), &relay.log_tail())?;
+    relay.stop()?;
+
+    let alone_before = load::write_for(&world, &written, size, time).await?;
+    let relay = world.relay("bench")?;
+    catch_up(&listener, written.events(), &relay.log_tail())?;
+    let (delivered, written_before, cpu, start) =
+        (listener.delivered(), written.events(), relay.cpu_us()?, Instant::now());
+    let watched = written.clone();
+    let mut lags = vec![];
+    let writing = load::write_for(&world, &watched, size, time);
+    tokio::pin!(writing);
+    let mut beat = tokio::time::interval(Duration::from_millis(500));
+    let with_relay = loop {
+        tokio::select! {
+            biased;
+            rate = &mut writing => break rate?, // first: the end of the run counts, not one more look
+            _ = beat.tick() => lags.push(written.events().saturating_sub(listener.delivered())),
+        }
+    };
+    let (seconds, arrived) = (start.elapsed().as_secs_f64(), listener.delivered() - delivered);
+    let stopped = Instant::now();
+    catch_up(&listener, written.events(), &relay.log_tail())?;
+    let catch_up_ms = stopped.elapsed().as_millis() as u64;
+    let events = written.events() - written_before;
+    let (cpu, rss_mb) = (relay.cpu_us()? - cpu, relay.rss_max_mb()?);
+    relay.stop()?;
+    let alone_after = load::write_for(&world, &written, size, time).await?;
+    let relay = world.relay("rest")?;
+    catch_up(&listener, written.events(), &relay.log_tail())?;
+    relay.stop()?;
+
+    let audit = listener.finish()?;
+    let (early, late) = lags.split_at(lags.len() / 2);
+    let worst = |lags: &[u64]| lags.iter().max().copied().unwrap_or_default();
+    let alone = (alone_before + alone_after) / 2.0;
+    let figures = json!({ "clients": clients, "size": size, "events_per_s": (arrived as f64 / seconds).round(),
+        "written_per_s": with_relay.round(), "written_alone_per_s": alone.round(), "ratio_to_alone": round(with_relay / alone),
+        "delivered_to_written": round(arrived as f64 / events as f64), "lag_events_max_early": worst(early), "lag_events_max_late": worst(late),
+        "catch_up_ms": catch_up_ms, "relay_rss_mb": rss_mb, "relay_cpu_us_per_event": round(cpu as f64 / events as f64) });
+    report(&world, "s1", figures, &audit, written.truth()).await
+}
+
+fn catch_up(listener: &Listener, events: u64, log: &str) -> Result<()> {
+    if !listener.wait_for(events, Duration::from_secs(60)) {
+        bail!("{} of {events} arrived, then nothing for a minute:\n{log}", listener.delivered());
+    }
+    Ok(())
+}

@@ -1,0 +1,63 @@
+//! The verbs that say whether the tree is in order: tests, house rules, the whole of it.
+
+use crate::{shell, tidy};
+use anyhow::{Result, bail};
+use postbox_testkit::services::{Kafka, PgVersion, Postgres};
+use serde_json::json;
+
+/// `cargo x test`: everything, with TLS where OpenSSL's headers are; on a build machine they must be there.
+pub(crate) fn test(extra: &[String]) -> Result<()> {
+    postbox_testkit::services::ensure_all()?;
+    let all = shell::output(shell::command("pkg-config", &["--exists", "openssl"])).is_ok();
+    let features = match all {
+        true => vec!["--all-features"],
+        false if std::env::var_os("CI").is_some() => bail!("OpenSSL's headers are missing: apt-get install libssl-dev"),
+        false => {
+            eprintln!("OpenSSL's headers are missing (apt-get install libssl-dev): Kafka over TLS is not built");
+            vec!["--features", "postbox/sqlx,postbox/tokio-postgres,postbox/rusqlite"]
+        }
+    };
+    let mut cargo = shell::cargo(&["test", "--workspace"]);
+    cargo.args(features).args(extra);
+    shell::run(cargo)
+}
+
+/// `cargo x tidy`.
+pub(crate) fn tidy() -> Result<()> {
+    let tree = tidy::Tree::of_repository()?;
+    let problems = tidy::check(&tree);
+    for problem in &problems {
+        eprintln!("{problem}");
+    }
+    println!("{}", json!({ "files": tree.len(), "problems": problems.len() }));
+    if !problems.is_empty() {
+        bail!("{} problems", problems.len());
+    }
+    Ok(())
+}
+
+/// `cargo x ci`: the script that a build machine runs.
+pub(crate) fn ci() -> Result<()> {
+    shell::run(shell::command("bash", &[".ci/run"]))
+}
+
+/// `cargo x sim`.
+pub(crate) fn sim(seeds: std::ops::Range<u64>) -> Result<()> {
+    if shell::in_release()? {
+        return Ok(());
+    }
+    bail!("the simulator has no entry yet: {seeds:?}")
+}
+
+/// `cargo x services`: servers to play with.
+pub(crate) fn services() -> Result<()> {
+    let postgres = Postgres::start(PgVersion::V15)?;
+    let kafka = Kafka::start()?;
+    kafka.create_topic("order", 6, &[])?; // where the README's event goes
+    println!("{}", json!({ "postgres": postgres.admin_url(), "kafka": kafka.bootstrap() }));
+    eprintln!("data and logs: {}, {}", postgres.folder().display(), kafka.folder().display());
+    eprintln!("Ctrl-C ends them");
+    tokio::runtime::Runtime::new()?.block_on(tokio::signal::ctrl_c())?;
+    kafka.stop()?;
+    postgres.stop()
+}

@@ -1,0 +1,168 @@
+//! `cargo x crash`: writers at work, two relays on one stream, and SIGKILL for one of them again and again. The
+//! truth is a journal that each transaction writes beside its events; a consumer says what of it arrived, in order.
+
+use crate::audit::{Listener, Seen};
+use crate::relay::Relay;
+use crate::world::{Setup, World, connect};
+use crate::{load, shell};
+use anyhow::{Result, bail};
+use serde_json::json;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+use tokio_postgres::{Client, Statement};
+
+const WRITERS: u64 = 4;
+/// Few enough that writers meet on the same aggregate all the time.
+const AGGREGATES: u64 = 100;
+/// Of each writer, from one transaction to the next: the relay's CPU is needed too, and a backlog builds up anyway while a lease runs out.
+const PACE: Duration = Duration::from_millis(4);
+/// In a relay's hands at most; what one kill can repeat.
+const EVENTS_MAX: u64 = 2_000;
+const RELAY: &str = "lease = \"2s\"\nevents_max = 2000";
+/// Long enough for a lease to run out and the backlog to drain.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A small seeded generator (splitmix64): a run can be repeated as far as the machine's own timing allows.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, below: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % below
+    }
+}
+
+pub(crate) fn run(kills: u64, seed: u64) -> Result<()> {
+    if shell::in_release()? {
+        return Ok(());
+    }
+    tokio::runtime::Runtime::new()?.block_on(run_all(kills, seed))
+}
+
+async fn run_all(kills: u64, seed: u64) -> Result<()> {
+    let world = World::start(Setup { relay: RELAY, ..Setup::default() })?;
+    world.connect().await?.batch_execute(APP).await?;
+    eprintln!("seed {seed}");
+    let listener = Listener::start(&world.kafka.bootstrap(), |_| {})?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut writers = JoinSet::new();
+    for w in 0..WRITERS {
+        writers.spawn(write(world.url().to_owned(), Random(seed ^ (w + 1)), stop.clone()));
+    }
+    let mut relays = [world.relay("relay-0")?, world.relay("relay-1")?];
+    let killed = kill_often(&world, &mut relays, &listener, kills, seed);
+    stop.store(true, Relaxed);
+    load::all(writers).await?;
+    killed?;
+
+    let journal = journal(&world).await?;
+    let written = journal.len() as u64;
+    if !listener.wait_for(written, PATIENCE) {
+        eprintln!("{} of {written} arrived, then nothing for {PATIENCE:?}", listener.delivered());
+    }
+    for relay in relays {
+        relay.stop()?;
+    }
+    let audit = listener.finish()?;
+    let lost = audit.lost(journal.into_iter());
+    let possible = kills * EVENTS_MAX;
+    println!(
+        "{}",
+        json!({ "kills": kills, "written": written, "delivered": audit.delivered, "lost": lost,
+            "reordered": audit.reordered, "duplicated": audit.duplicated })
+    );
+    if lost + audit.reordered + audit.foreign > 0 {
+        bail!(
+            "{lost} lost, {} reordered, {} delivered that never committed; seed {seed}",
+            audit.reordered,
+            audit.foreign
+        );
+    }
+    if audit.duplicated > possible {
+        bail!("{} duplicates, but {kills} kills explain {possible} at most; seed {seed}", audit.duplicated);
+    }
+    Ok(())
+}
+
+/// Kills one of the two relays at a drawn moment and starts it again at once, `kills` times.
+fn kill_often(world: &World, relays: &mut [Relay; 2], listener: &Listener, kills: u64, seed: u64) -> Result<()> {
+    let (mut random, begin) = (Random(seed), Instant::now());
+    if !listener.wait_for(1, PATIENCE) {
+        bail!("no event arrives:\n{}", relays[0].log_tail());
+    }
+    for kill in 1..=kills {
+        // Up to a lease and a half: some kills hit the owner at work, some during the handover.
+        std::thread::sleep(Duration::from_millis(100 + random.below(3_000)));
+        let victim = random.below(2) as usize;
+        relays[victim].kill()?;
+        relays[victim] = world.relay(&format!("relay-{victim}"))?;
+        relays[1 - victim].alive()?;
+        eprintln!(
+            "kill {kill}/{kills} after {:.1} s: relay-{victim}; {} delivered",
+            begin.elapsed().as_secs_f64(),
+            listener.delivered()
+        );
+    }
+    Ok(())
+}
+
+const APP: &str = "CREATE SCHEMA app;
+CREATE TABLE app.aggregate (id bigint PRIMARY KEY, version bigint NOT NULL) WITH (fillfactor = 50);
+CREATE TABLE app.journal (aggregate bigint, seq bigint, event_id uuid NOT NULL, PRIMARY KEY (aggregate, seq));
+INSERT INTO app.aggregate SELECT n, 0 FROM generate_series(0, 99) n"; // AGGREGATES
+
+const CHANGE: &str = "UPDATE app.aggregate SET version = version + 1 WHERE id = $1 RETURNING version";
+const EVENT: &str = "WITH event AS (
+    INSERT INTO postbox.outbox (aggregate_type, aggregate_id, aggregate_seq, event_type, payload)
+    VALUES ('order', $1::bigint::text, $2, 'order.changed', $3::text::json) RETURNING event_id)
+  INSERT INTO app.journal SELECT $1, $2, event_id FROM event";
+
+/// Transactions of all kinds until `stop`.
+async fn write(url: String, mut random: Random, stop: Arc<AtomicBool>) -> Result<()> {
+    let mut client = connect(&url).await?;
+    let statements = (client.prepare(CHANGE).await?, client.prepare(EVENT).await?);
+    let mut beat = tokio::time::interval(PACE);
+    while !stop.load(Relaxed) {
+        beat.tick().await;
+        transaction(&mut client, &statements, &mut random).await?;
+    }
+    Ok(())
+}
+
+/// One business transaction. One in four has its transaction id long before it locks its aggregate, so that its
+/// events come with an old id; some hold several events, some go back to a savepoint, one in ten rolls back.
+async fn transaction(client: &mut Client, (change, event): &(Statement, Statement), random: &mut Random) -> Result<()> {
+    let mut outer = client.transaction().await?;
+    if random.below(4) == 0 {
+        outer.execute("SELECT pg_current_xact_id()", &[]).await?;
+        tokio::time::sleep(Duration::from_millis(random.below(30))).await;
+    }
+    let aggregate = random.below(AGGREGATES) as i64;
+    let events = if random.below(10) == 0 { 1 + random.below(20) } else { 1 };
+    for _ in 0..events {
+        let inner = outer.transaction().await?;
+        let version: i64 = inner.query_one(change, &[&aggregate]).await?.get(0);
+        inner.execute(event, &[&aggregate, &version, &load::payload(version as u64, 200)]).await?;
+        if random.below(20) == 0 { inner.rollback().await? } else { inner.commit().await? }
+    }
+    if random.below(10) == 0 {
+        outer.rollback().await?
+    } else {
+        outer.commit().await?
+    }
+    Ok(())
+}
+
+/// What committed, as the database tells it.
+async fn journal(world: &World) -> Result<Vec<Seen>> {
+    let rows = world.connect().await?.query("SELECT aggregate, seq, event_id::text FROM app.journal", &[]).await?;
+    let seen = |row: &tokio_postgres::Row| {
+        let event_id = u128::from_str_radix(&row.get::<_, String>(2).replace('-', ""), 16)?;
+        Ok(Seen { key: row.get::<_, i64>(0) as u64, seq: row.get::<_, i64>(1) as u64, event_id })
+    };
+    rows.iter().map(seen).collect()
+}

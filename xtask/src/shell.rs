@@ -1,0 +1,72 @@
+//! Running other programs: the command is shown, its failure is an error that names it.
+
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The repository's top folder.
+pub(crate) fn root() -> PathBuf {
+    let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
+    xtask.parent().expect("xtask lies in the repository").to_path_buf()
+}
+
+/// A command that runs in the repository's top folder.
+pub(crate) fn command(program: &str, args: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(args).current_dir(root());
+    command
+}
+
+/// The cargo that started us.
+pub(crate) fn cargo(args: &[&str]) -> Command {
+    command(&std::env::var("CARGO").unwrap_or_else(|_| "cargo".into()), args)
+}
+
+/// Runs it to its end; anything but success is an error.
+pub(crate) fn run(mut command: Command) -> Result<()> {
+    let shown = show(&command);
+    eprintln!("$ {shown}");
+    let status = command.status().with_context(|| format!("cannot start `{shown}`"))?;
+    if !status.success() {
+        bail!("`{shown}` ended with {status}");
+    }
+    Ok(())
+}
+
+/// Runs it to its end and returns what it wrote to stdout.
+pub(crate) fn output(mut command: Command) -> Result<String> {
+    let shown = show(&command);
+    let output = command.output().with_context(|| format!("cannot start `{shown}`"))?;
+    if !output.status.success() {
+        bail!("`{shown}` ended with {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("`{shown}` wrote something else than text"))
+}
+
+fn show(command: &Command) -> String {
+    let mut words = vec![command.get_program().to_string_lossy()];
+    words.extend(command.get_args().map(|a| a.to_string_lossy()));
+    words.join(" ")
+}
+
+/// Builds the product's release binary and returns its path.
+pub(crate) fn build_postbox() -> Result<PathBuf> {
+    run(cargo(&["build", "--release", "--package", "postbox-relay"]))?;
+    Ok(target().join("release/postbox"))
+}
+
+fn target() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
+}
+
+/// What measures or counts for long runs optimised: a debug build starts the release build of itself with the same
+/// arguments and says true once that is done.
+pub(crate) fn in_release() -> Result<bool> {
+    if !cfg!(debug_assertions) {
+        return Ok(false);
+    }
+    let mut again = cargo(&["run", "--release", "--quiet", "--package", "xtask", "--"]);
+    again.args(std::env::args_os().skip(1));
+    run(again)?;
+    Ok(true)
+}
