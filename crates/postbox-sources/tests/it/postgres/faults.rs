@@ -121,7 +121,10 @@ async fn case_t3_a_missing_right_is_named(version: PgVersion) {
     let options = PostgresOptions::new(format!("postgres://weak_{database}@127.0.0.1:{port}/{database}"));
     let error = PostgresLog::new(options).acquire().await.unwrap_err();
     assert_eq!(error.kind, SourceErrorKind::Refused);
-    assert!(error.message.contains("permission denied") && error.message.contains("postbox migrate --print"), "{error}");
+    assert!(
+        error.message.contains("permission denied") && error.message.contains("postbox migrate --print"),
+        "{error}"
+    );
 }
 
 /// The relay as `postbox migrate --print` grants it, no superuser: reads, settles, empties bins, sleeps.
@@ -146,7 +149,10 @@ async fn the_relays_role_is_enough() {
     drain(&log, 10).await;
     let other = "(SELECT (max(bin) + 1) % 6 FROM postbox.outbox)";
     let other: i32 = db.one(&format!("SELECT {other}")).await;
-    db.sql(&format!("CREATE OR REPLACE FUNCTION postbox.bin() RETURNS smallint LANGUAGE sql STABLE AS 'SELECT {other}::smallint'")).await;
+    db.sql(&format!(
+        "CREATE OR REPLACE FUNCTION postbox.bin() RETURNS smallint LANGUAGE sql STABLE AS 'SELECT {other}::smallint'"
+    ))
+    .await;
     in_time("a bin is emptied", async {
         while db.one::<i64>("SELECT count(*) FROM postbox.outbox").await > 1_000 {
             db.insert(1, 1).await; // a later settle shows that the earlier ones are a retention old

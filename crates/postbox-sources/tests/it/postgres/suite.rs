@@ -13,7 +13,8 @@ impl Harness for Postgres {
     type Outbox = Db;
     async fn outbox(&self) -> Db {
         let db = Db::new(self.0).await;
-        db.sql("DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET postbox.wake = on', current_database()); END $$").await;
+        db.sql("DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET postbox.wake = on', current_database()); END $$")
+            .await;
         db
     }
 }
