@@ -45,7 +45,9 @@ pub(crate) struct Plan {
     pub(crate) batch_max: usize,
     pub(crate) bytes_max: usize,
     pub(crate) in_flight_max: usize,
+    /// In the relay's hand: events, and their bytes.
     pub(crate) events_max: usize,
+    pub(crate) hand_bytes_max: usize,
     pub(crate) page_max: usize,
     pub(crate) lease: Duration,
     pub(crate) retry_base: Duration,
@@ -70,12 +72,13 @@ pub(crate) struct Plan {
 
 impl Plan {
     pub(crate) fn new(rng: &mut Rng) -> Plan {
-        let storm = between(rng, 3_000, 30_000);
+        let storm_max = pick(rng, &[4_000, 12_000, 30_000]);
+        let storm = between(rng, 2_000, storm_max);
         Plan {
             relays: between(rng, 1, 3),
             keys: pick(rng, &[1, 2, 4, 12, 40]),
             writers: between(rng, 1, 4),
-            transactions: between(rng, 4, 24),
+            transactions: pick(rng, &[1, 3, 8, 20]),
             writer_pause: pick(rng, &[0, 5, 60, 900]),
             sink: pick(rng, &[SinkKind::Pipelined, SinkKind::Single]),
             policy: pick(rng, &[DeadPolicy::Skip, DeadPolicy::Skip, DeadPolicy::Block]),
@@ -83,6 +86,7 @@ impl Plan {
             bytes_max: pick(rng, &[1, 700, 1 << 20, 1 << 20]),
             in_flight_max: pick(rng, &[1, 2, 5]),
             events_max: pick(rng, &[1, 4, 16, 64]),
+            hand_bytes_max: pick(rng, &[1, 1_000, 1 << 20, 1 << 20]),
             page_max: pick(rng, &[1, 3, 10, 50]),
             lease: millis(rng, 1_500, 10_000),
             retry_base: millis(rng, 5, 300),

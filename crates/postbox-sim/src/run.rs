@@ -205,7 +205,7 @@ fn start(shared: &Arc<Shared>, instance: u64) -> Incarnation {
         let options = RelayOptions {
             stream: "sim".into(),
             events_max: plan.events_max,
-            bytes_max: 1 << 20,
+            bytes_max: plan.hand_bytes_max,
             retry,
             send_timeout: plan.send_timeout,
             drain_timeout: plan.drain_timeout,
