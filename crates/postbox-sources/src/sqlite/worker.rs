@@ -11,7 +11,8 @@ use tokio::sync::oneshot;
 
 /// While events come: the latency that polling adds is half of it.
 const POLL_MIN: Duration = Duration::from_millis(2);
-/// While none come: an event after a long silence waits for half of it, and an idle relay costs half a per cent of a core.
+/// While none come: an event after a long silence waits for half of it, and an idle relay
+/// costs less than one per cent of a core.
 const POLL_MAX: Duration = Duration::from_millis(16);
 /// With nothing to poll for.
 const NOTHING: Duration = Duration::from_secs(3600);
