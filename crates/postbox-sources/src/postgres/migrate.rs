@@ -219,7 +219,11 @@ fn failed(e: tokio_postgres::Error, schema: &str) -> SourceError {
         ),
         Some(db) if *db.code() == SqlState::INSUFFICIENT_PRIVILEGE => (
             SourceErrorKind::Refused,
-            format!("schema {name}: {}. Let its owner run the SQL of `postbox migrate --print`", db.message()),
+            format!(
+                "schema {name}: {}. Let its owner run the SQL of `postbox migrate --print`, and grant this role its \
+                 rights with that of `postbox migrate --print --roles WRITER,RELAY`",
+                db.message()
+            ),
         ),
         Some(db) => (SourceErrorKind::Refused, format!("schema {name}: {} ({})", db.message(), db.code().code())),
     };
