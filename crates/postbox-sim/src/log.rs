@@ -54,8 +54,10 @@ impl SimLog {
         let arrives = !down && chance(rng, 600);
         // Done and then lost; or done late, when the caller has given up and perhaps somebody else leads.
         let late = chance(rng, 400);
-        let there = if late { ms(between(rng, 100, 12_000)) } else { there };
-        let patience = ms(if late { between(rng, 50, 3_000) } else { rng.below(5) });
+        let patience = if late { between(rng, 50, 3_000) } else { rng.below(5) };
+        let behind = if chance(rng, 600) { rng.below(60) } else { rng.below(9_000) };
+        let there = if late { ms(patience + behind) } else { there };
+        let patience = ms(patience);
         Fate { there, back: ms(30_000), arrives, patience }
     }
 
