@@ -1,4 +1,5 @@
 //! Lanes against a naive model that keeps one list per key: what may be sent, and what every outcome means.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 use postbox_engine::{Batch, Claimed, Event, EventParts, Lanes, Outcome, Settlement, Verdict};
 use proptest::prelude::*;

@@ -1,4 +1,5 @@
 //! The relay's loop in paused time, where the simulator is too blunt: how it stops, and what it ends with.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 use postbox_engine::{
     Claim, ClaimLimit, Claimed, Envelope, Event, EventParts, Limits, Message, Relay, RelayOptions, Route, Rule,
@@ -255,5 +256,8 @@ async fn case_o6_an_event_without_a_route_is_dead_with_the_reason_and_the_others
     assert_eq!(ended.unwrap(), Stopped::Clean);
     let verdicts = source.verdicts();
     assert_eq!(verdicts[..2], [(0, Verdict::Published), (1, Verdict::Published)]);
-    assert!(matches!(&verdicts[2], (9, Verdict::Dead { attempts: 0, error }) if error.contains("headers")), "{verdicts:?}");
+    assert!(
+        matches!(&verdicts[2], (9, Verdict::Dead { attempts: 0, error }) if error.contains("headers")),
+        "{verdicts:?}"
+    );
 }

@@ -4,9 +4,7 @@
 use crate::plan::{between, chance};
 use crate::process::{Death, Process};
 use crate::world::{Mark, Shared, World};
-use postbox_engine::{
-    Changes, ClaimLimit, HeldPage, HeldQuery, Loaded, Log, LogPage, SourceError, SourceErrorKind,
-};
+use postbox_engine::{Changes, ClaimLimit, HeldPage, HeldQuery, Loaded, Log, LogPage, SourceError, SourceErrorKind};
 use std::future::pending;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
