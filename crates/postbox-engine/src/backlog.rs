@@ -91,6 +91,8 @@ struct Page<M> {
     entries: Vec<Entry>,
     /// Entries whose fate is not decided.
     undecided: usize,
+    /// Some entry was sent: reading the page again would send it again.
+    sent: bool,
     mark: M,
     /// Rows to insert when the cursor passes this page.
     held: Vec<HeldChange>,
@@ -154,7 +156,7 @@ impl<M: Clone> Backlog<M> {
         self.next += events.len() as u64;
         self.events += events.len();
         let entries = events.into_iter().map(Entry::Unclaimed).collect();
-        self.pages.push_back(Page { first, entries, undecided, mark, held: Vec::new(), max_id });
+        self.pages.push_back(Page { first, entries, undecided, sent: false, mark, held: Vec::new(), max_id });
         for (index, delay) in delays.into_iter().filter(|_| !planted::is(Bug::DelayIgnored)) {
             let ticket = first + u64::from(index);
             let event = self.decide(ticket).expect("it was read just now");
@@ -280,6 +282,9 @@ impl<M: Clone> Backlog<M> {
             return;
         }
         let Some(event) = self.decide(ticket) else { return };
+        if let Some(page) = self.page(ticket) {
+            page.sent = true;
+        }
         match verdict {
             Verdict::Retry { after, attempts, error } => {
                 self.hold(ticket, event, HeldState::Retry, *attempts, *after, Some(error.clone()));
@@ -319,6 +324,16 @@ impl<M: Clone> Backlog<M> {
                 self.open_or_close(key);
             }
             Verdict::Release => {}
+        }
+    }
+
+    /// Before the lease is given away: what is undecided beside or before a sent event waits as a held row, so that the
+    /// cursor passes what was sent, and the next relay does not send it again.
+    pub fn hand_over(&mut self) {
+        let Some(last) = self.pages.iter().rposition(|p| p.sent) else { return };
+        let end = self.pages[last].first + self.pages[last].entries.len() as u64;
+        for ticket in self.pages[0].first..end {
+            self.wait(ticket);
         }
     }
 

@@ -209,6 +209,9 @@ impl<M> Inner<M> {
 
 impl<L: Log> Source for LogSource<L> {
     async fn acquire(&self) -> Result<Duration, SourceError> {
+        // What an earlier tenure left must not be written under a new epoch, also if this call is dropped halfway.
+        *self.writing.lock().await = Writing { changes: None, failed: false };
+        *self.inner() = Inner { backlog: Backlog::new(self.policy), held_at: None };
         let (asked, ttl) = loop {
             let asked = Instant::now();
             match self.log.acquire().await? {
@@ -286,6 +289,9 @@ impl<L: Log> Source for LogSource<L> {
     }
 
     async fn release(&self) -> Result<(), SourceError> {
+        self.inner().backlog.hand_over();
+        // Without it (the lease is lost, the database is away) some events are sent twice: no reason to keep the lease.
+        let _ = self.write().await;
         self.log.release().await
     }
 }
