@@ -91,6 +91,8 @@ struct Page<M> {
     entries: Vec<Entry>,
     /// Entries whose fate is not decided.
     undecided: usize,
+    /// Some entry was sent: reading the page again would send it again.
+    sent: bool,
     mark: M,
     /// Rows to insert when the cursor passes this page.
     held: Vec<HeldChange>,
@@ -154,8 +156,8 @@ impl<M: Clone> Backlog<M> {
         self.next += events.len() as u64;
         self.events += events.len();
         let entries = events.into_iter().map(Entry::Unclaimed).collect();
-        self.pages.push_back(Page { first, entries, undecided, mark, held: Vec::new(), max_id });
-        for (index, delay) in delays {
+        self.pages.push_back(Page { first, entries, undecided, sent: false, mark, held: Vec::new(), max_id });
+        for (index, delay) in delays.into_iter().filter(|_| !planted::is(Bug::DelayIgnored)) {
             let ticket = first + u64::from(index);
             let event = self.decide(ticket).expect("it was read just now");
             self.hold(ticket, event, HeldState::Delayed, 0, delay, None);
@@ -166,8 +168,10 @@ impl<M: Clone> Backlog<M> {
     pub fn claim(&mut self, limit: ClaimLimit) -> Vec<Claimed> {
         let (mut taken, mut bytes) = (Vec::new(), 0);
         while taken.len() < limit.events_max {
+            let fresh_first = planted::is(Bug::FreshBeforeAgain) && self.fresh < self.next;
             let ticket = match self.again.first() {
-                Some(&ticket) => ticket,
+                Some(&ticket) if !fresh_first => ticket,
+                Some(_) => self.fresh,
                 None if self.fresh < self.next => self.fresh,
                 None => break,
             };
@@ -264,7 +268,7 @@ impl<M: Clone> Backlog<M> {
 
     fn settle_fresh(&mut self, ticket: u64, verdict: &Verdict) {
         let Some(entry @ Entry::InHand(_)) = self.entry(ticket) else { return };
-        if *verdict == Verdict::Release {
+        if *verdict == Verdict::Release && !planted::is(Bug::ReleaseIsPublished) {
             let Entry::InHand(event) = std::mem::replace(entry, Entry::Decided) else { unreachable!("matched above") };
             let troubled = self.keys.contains_key(&event.key());
             if let Some(entry) = self.entry(ticket) {
@@ -278,6 +282,9 @@ impl<M: Clone> Backlog<M> {
             return;
         }
         let Some(event) = self.decide(ticket) else { return };
+        if let Some(page) = self.page(ticket) {
+            page.sent = true;
+        }
         match verdict {
             Verdict::Retry { after, attempts, error } => {
                 self.hold(ticket, event, HeldState::Retry, *attempts, *after, Some(error.clone()));
@@ -320,10 +327,21 @@ impl<M: Clone> Backlog<M> {
         }
     }
 
+    /// Before the lease is given away: what is undecided beside or before a sent event waits as a held row, so that the
+    /// cursor passes what was sent, and the next relay does not send it again.
+    pub fn hand_over(&mut self) {
+        let Some(last) = self.pages.iter().rposition(|p| p.sent) else { return };
+        let end = self.pages[last].first + self.pages[last].entries.len() as u64;
+        for ticket in self.pages[0].first..end {
+            self.wait(ticket);
+        }
+    }
+
     /// What is to be written now, if anything: call `settle` or `push` first, then write it, all or none.
     pub fn changes(&mut self) -> Option<Changes<M>> {
         let mut changes = Changes { mark: None, events: 0, max_id: 0, held: std::mem::take(&mut self.changes) };
-        while self.pages.front().is_some_and(|p| p.undecided == 0) {
+        let decided = |page: &Page<M>| page.undecided == 0 || planted::is(Bug::CursorPassesUndecided);
+        while self.pages.front().is_some_and(decided) {
             let page = self.pages.pop_front().expect("it was there just now");
             let passed = page.entries.len();
             self.events -= passed;
@@ -383,6 +401,7 @@ impl<M: Clone> Backlog<M> {
     }
 
     fn change(&mut self, event: Event, state: HeldState, attempts: u32, due: Duration, error: Option<Arc<str>>) {
+        let due = if planted::is(Bug::RetryBeforeDue) { Duration::ZERO } else { due };
         self.changes.push(HeldChange { event, state, attempts, due, error });
     }
 
@@ -410,7 +429,7 @@ impl<M: Clone> Backlog<M> {
 
     fn open_or_close(&mut self, key: u64) {
         let Some(k) = self.keys.get(&key) else { return };
-        if k.rows > 0 && !k.blocked {
+        if k.rows > 0 && !k.blocked && !planted::is(Bug::WaitingForgotten) {
             self.open.insert(key);
         } else {
             self.open.remove(&key);

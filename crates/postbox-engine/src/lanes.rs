@@ -3,6 +3,7 @@
 //!
 //! A lane is the run of one key's events in hand. It goes on after success only; anything else ends it.
 
+use crate::planted::{self, Bug};
 use crate::{Claimed, Settlement, Verdict};
 use std::collections::{HashMap, VecDeque};
 
@@ -236,7 +237,10 @@ impl Lanes {
                     let State::Failed(verdict) = state else { unreachable!("matched above") };
                     return self.end(key, verdict);
                 }
-                State::Again | State::Queued if idle && self.draining => return self.end(key, Verdict::Release),
+                State::Again | State::Queued if idle && self.draining => {
+                    let published = planted::is(Bug::DrainPublishes);
+                    return self.end(key, if published { Verdict::Published } else { Verdict::Release });
+                }
                 State::Again if idle => return self.restart(key),
                 State::Queued if !self.pipelined && idle => {
                     self.ready.push_back((head, self.slots[head as usize].round));
@@ -247,13 +251,16 @@ impl Lanes {
         }
     }
 
-    /// The head gets `verdict`. Behind a dead event, what was acknowledged stays acknowledged, since nothing will be
-    /// sent before it any more; all else is released, to be sent after it.
+    /// The head gets `verdict`. Right behind a dead event, what was acknowledged stays acknowledged, since nothing will
+    /// be sent before it any more; the first that was not and all behind it are released, to be sent after it.
     fn end(&mut self, key: u64, verdict: Verdict) {
-        let dead = matches!(verdict, Verdict::Dead { .. });
+        let mut done = matches!(verdict, Verdict::Dead { .. });
         self.pop(key, verdict);
+        if planted::is(Bug::LaneGoesOn) && self.lanes.contains_key(&key) {
+            return self.restart(key);
+        }
         while let Some(lane) = self.lanes.get(&key) {
-            let done = dead && self.slots[lane.head as usize].state == State::Done;
+            done &= self.slots[lane.head as usize].state == State::Done;
             self.pop(key, if done { Verdict::Published } else { Verdict::Release });
         }
     }

@@ -1,8 +1,8 @@
 //! The log source, whatever the database: a [`Backlog`] in memory, kept in step with a [`Log`] in a database.
 //! It decides nothing about order or held events (the backlog does) and nothing about SQL (the log does).
 
-use crate::planted::{self, Bug};
 use crate::backlog::{Backlog, Changes, DeadPolicy, HeldChange, HeldState};
+use crate::planted::{self, Bug};
 use crate::{Claim, ClaimLimit, Claimed, Event, Settlement, Source, SourceError, SourceErrorKind, Verdict};
 use std::fmt::Debug;
 use std::future::Future;
@@ -130,7 +130,7 @@ impl<L: Log> LogSource<L> {
     async fn write(&self) -> Result<Written<'_, L::Mark>, SourceError> {
         let mut writing = self.writing.lock().await;
         loop {
-            if writing.failed {
+            if writing.failed && !planted::is(Bug::WritesAfterFailure) {
                 return Err(SourceError::new(SourceErrorKind::Unavailable, "an earlier write of this tenure failed"));
             }
             if writing.changes.is_none() {
@@ -203,6 +203,9 @@ impl<M> Inner<M> {
 
 impl<L: Log> Source for LogSource<L> {
     async fn acquire(&self) -> Result<Duration, SourceError> {
+        // What an earlier tenure left must not be written under a new epoch, also if this call is dropped halfway.
+        *self.writing.lock().await = Writing { changes: None, failed: false };
+        *self.inner() = Inner { backlog: Backlog::new(self.policy), held_at: None };
         let (asked, ttl) = loop {
             let asked = Instant::now();
             match self.log.acquire().await? {
@@ -280,6 +283,9 @@ impl<L: Log> Source for LogSource<L> {
     }
 
     async fn release(&self) -> Result<(), SourceError> {
+        self.inner().backlog.hand_over();
+        // Without it (the lease is lost, the database is away) some events are sent twice: no reason to keep the lease.
+        let _ = self.write().await;
         self.log.release().await
     }
 }

@@ -4,7 +4,7 @@
 
 /// What can be planted; each name says what goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(feature = "planted"), expect(dead_code, reason = "some are planted in the simulator"))]
+#[cfg_attr(not(feature = "planted"), expect(dead_code, unreachable_pub, reason = "public with the feature; some are planted in the simulator"))]
 pub enum Bug {
     /// A send without an outcome counts as success.
     UnknownIsSuccess,
@@ -36,11 +36,15 @@ pub enum Bug {
     HeldRowsStale,
     /// A released held event is not asked for again.
     ReleasedHeldForgotten,
+    /// After a failed write, which may take effect late, the next one of the same epoch follows.
+    WritesAfterFailure,
+    /// A relay that is stopped while the source is out keeps its lease.
+    StopKeepsLease,
     /// The keys in trouble are not loaded when a tenure begins.
     TroubleNotLoaded,
     /// The database records verdicts of a relay that lost its lease.
     SettleNotFenced,
-    /// Of the events that a window of the log shows, the page after a pause starts one too late.
+    /// The log leaves out the first event of a page in the middle of a window.
     PageSkipsEvent,
 }
 

@@ -3,6 +3,7 @@
 
 mod tenure;
 
+use crate::planted::{self, Bug};
 use crate::telemetry::Counters;
 use crate::{Retry, Rng, Route, Sink, Source, SourceError, SourceErrorKind};
 use std::future::Future;
@@ -120,7 +121,9 @@ impl<S: Source, K: Sink> Relay<S, K> {
                 biased; // stop first, as above
                 () = &mut stop => {
                     // The source was out, so the lease may still be ours.
-                    self.hand_over().await;
+                    if !planted::is(Bug::StopKeepsLease) {
+                        self.hand_over().await;
+                    }
                     return Ok(Stopped::Clean);
                 }
                 () = tokio::time::sleep(pause) => {}

@@ -45,7 +45,9 @@ pub(crate) struct Plan {
     pub(crate) batch_max: usize,
     pub(crate) bytes_max: usize,
     pub(crate) in_flight_max: usize,
+    /// In the relay's hand: events, and their bytes.
     pub(crate) events_max: usize,
+    pub(crate) hand_bytes_max: usize,
     pub(crate) page_max: usize,
     pub(crate) lease: Duration,
     pub(crate) retry_base: Duration,
@@ -61,6 +63,7 @@ pub(crate) struct Plan {
     pub(crate) flaky: PerMille,
     pub(crate) unroutable: PerMille,
     pub(crate) delayed: PerMille,
+    pub(crate) delay_max: u64,
     /// The safety phase, in milliseconds.
     pub(crate) storm: u64,
     /// When the broker is down, and when the database is: from and to, in milliseconds.
@@ -70,12 +73,13 @@ pub(crate) struct Plan {
 
 impl Plan {
     pub(crate) fn new(rng: &mut Rng) -> Plan {
-        let storm = between(rng, 3_000, 30_000);
+        let storm_max = pick(rng, &[4_000, 12_000, 30_000]);
+        let storm = between(rng, 2_000, storm_max);
         Plan {
             relays: between(rng, 1, 3),
             keys: pick(rng, &[1, 2, 4, 12, 40]),
             writers: between(rng, 1, 4),
-            transactions: between(rng, 4, 24),
+            transactions: pick(rng, &[1, 4, 12, 40, 80]),
             writer_pause: pick(rng, &[0, 5, 60, 900]),
             sink: pick(rng, &[SinkKind::Pipelined, SinkKind::Single]),
             policy: pick(rng, &[DeadPolicy::Skip, DeadPolicy::Skip, DeadPolicy::Block]),
@@ -83,6 +87,7 @@ impl Plan {
             bytes_max: pick(rng, &[1, 700, 1 << 20, 1 << 20]),
             in_flight_max: pick(rng, &[1, 2, 5]),
             events_max: pick(rng, &[1, 4, 16, 64]),
+            hand_bytes_max: pick(rng, &[1, 1_000, 1 << 20, 1 << 20]),
             page_max: pick(rng, &[1, 3, 10, 50]),
             lease: millis(rng, 1_500, 10_000),
             retry_base: millis(rng, 5, 300),
@@ -92,10 +97,11 @@ impl Plan {
             drain_timeout: millis(rng, 300, 3_000),
             clock: pick(rng, &[960, 1_000, 1_000, 1_040]),
             faults: Faults::new(rng),
-            poison: sometimes(rng, 60),
+            poison: pick(rng, &[0, 0, 20, 60, 200]),
             flaky: sometimes(rng, 200),
             unroutable: sometimes(rng, 40),
-            delayed: sometimes(rng, 250),
+            delayed: pick(rng, &[0, 0, 100, 400]),
+            delay_max: pick(rng, &[30, 300, 8_000]),
             storm,
             broker_down: windows(rng, storm),
             database_down: windows(rng, storm),
@@ -106,10 +112,10 @@ impl Plan {
 impl Faults {
     fn new(rng: &mut Rng) -> Faults {
         Faults {
-            database: sometimes(rng, 40),
+            database: pick(rng, &[0, 0, 5, 40, 150]),
             database_slow: sometimes(rng, 60),
             failed: sometimes(rng, 80),
-            rejected: sometimes(rng, 20),
+            rejected: sometimes(rng, 30),
             unavailable: sometimes(rng, 60),
             unknown: sometimes(rng, 60),
             hang: sometimes(rng, 30),

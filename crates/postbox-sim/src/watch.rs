@@ -53,6 +53,12 @@ impl Hands {
                 world.violated(format!("p{instance} claims event {id} and not event {earlier} before it"));
             }
         }
+        let bytes = |&i: &usize| world.events[i].event.bytes();
+        let (total, greatest) = (self.events.iter().map(bytes).sum::<usize>(), self.events.iter().map(bytes).max());
+        // A single event may be greater than what is left.
+        if total >= world.plan.hand_bytes_max + greatest.unwrap_or_default() {
+            world.violated(format!("p{instance} has {total} bytes in hand"));
+        }
         if self.events.len() > world.plan.events_max {
             world.violated(format!("p{instance} has {} events in hand", self.events.len()));
         }

@@ -82,6 +82,18 @@ fn kafka_makes_topics_crashes_and_comes_back() {
 }
 
 #[test]
+fn kafka_behind_a_proxy_sends_its_clients_there() {
+    let kafka = Kafka::start_with(&KafkaOptions { proxied: true, ..Default::default() }).unwrap();
+    let proxy = kafka.proxy().unwrap();
+    assert_eq!(kafka.port(), proxy.port());
+    assert_eq!(kafka.advertised().unwrap(), [kafka.bootstrap()]);
+    assert!(TcpStream::connect(kafka.bootstrap()).is_ok());
+    proxy.set(services::Mode::Refuse);
+    assert!(TcpStream::connect(kafka.bootstrap()).is_err());
+    assert!(is_running(kafka.pid()));
+}
+
+#[test]
 fn kafka_with_sasl_shows_a_certificate_of_its_own_ca() {
     let kafka = Kafka::start_with(&KafkaOptions { sasl: true, ..Default::default() }).unwrap();
     let verify = |ca: Option<PathBuf>| {

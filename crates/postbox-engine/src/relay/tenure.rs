@@ -187,12 +187,14 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
     fn complete(&mut self, (batch, results): Sent) {
         let unknown = || SendError::new(SendErrorKind::Unknown, "no outcome within the send timeout");
         let results = results.unwrap_or_else(|| batch.events.iter().map(|_| Err(unknown())).collect());
+        let results = if planted::is(Bug::OutcomesReversed) { results.into_iter().rev().collect() } else { results };
         let (mut outage, mut answered) = (None, false);
         let mut outcomes = Vec::with_capacity(results.len());
         for (claimed, result) in batch.events.iter().zip(results) {
             outcomes.push(match result {
                 Ok(()) => Outcome::Published,
-                Err(error) if matches!(error.kind, SendErrorKind::Unavailable | SendErrorKind::Unknown) => {
+                Err(e) if e.kind == SendErrorKind::Unknown && planted::is(Bug::UnknownIsSuccess) => Outcome::Published,
+                Err(error) if is_outage(error.kind) => {
                     outage = Some(error);
                     Outcome::Again
                 }
@@ -232,7 +234,7 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
     ) -> Result<Option<Stopped>, SourceError> {
         tokio::select! {
             biased; // by urgency: the lease, then what frees room, then what fills it
-            () = sleep_until(self.send_until) => {
+            () = sleep_until(self.send_until), if !planted::is(Bug::LeaseDeadlineIgnored) => {
                 return Err(SourceError::new(crate::SourceErrorKind::Unavailable, "the lease could not be renewed in time"));
             }
             renewed = ready(&mut self.renewing) => {
@@ -263,6 +265,11 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
         }
         Ok(None)
     }
+}
+
+/// The error says nothing about the event.
+fn is_outage(kind: SendErrorKind) -> bool {
+    matches!(kind, SendErrorKind::Unavailable | SendErrorKind::Unknown) && !planted::is(Bug::OutageCostsAttempt)
 }
 
 async fn send_all<K: Sink>(sink: &K, messages: &[Message]) -> Vec<Result<(), SendError>> {

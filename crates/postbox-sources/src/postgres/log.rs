@@ -95,7 +95,7 @@ impl PostgresLog {
 
     fn current(&self) -> Result<Arc<Tenure>, SourceError> {
         let tenure = self.tenure.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        tenure.ok_or_else(|| unavailable("PostgreSQL: no lease is held; acquire it first"))
+        tenure.ok_or_else(SourceError::lease_lost)
     }
 
     /// Ends the tenure, if there is one: its tasks stop, and so does who still waits for a page of it.

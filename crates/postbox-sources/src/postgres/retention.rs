@@ -32,10 +32,8 @@ pub(crate) async fn keep(options: Arc<PostgresOptions>, session: Arc<Session>, g
     let schema = quoted(&options.schema);
     let mut keeper = Keeper { options, session, schema, generation, thinned: 0 };
     let idle = LOOK_IDLE.min(keeper.options.retention / 8); // a bin is due each quarter
-    let mut pause = idle;
     loop {
-        tokio::time::sleep(pause).await;
-        pause = match keeper.round().await {
+        let pause = match keeper.round().await {
             Ok(again) => {
                 if again {
                     LOOK_AGAIN.min(idle)
@@ -48,6 +46,7 @@ pub(crate) async fn keep(options: Arc<PostgresOptions>, session: Arc<Session>, g
                 idle
             }
         };
+        tokio::time::sleep(pause).await;
     }
 }
 

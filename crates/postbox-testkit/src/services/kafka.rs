@@ -3,7 +3,7 @@
 
 use super::supervisor::{Plan, Supervisor};
 use super::wire::KafkaWire;
-use super::{cache, free_ports};
+use super::{TcpProxy, cache, free_ports};
 use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,6 +20,8 @@ pub struct KafkaOptions {
     pub sasl: bool,
     /// The full JIT and 1 GB, as a benchmark needs; the default is quick to start and small.
     pub bench_jit: bool,
+    /// A [`TcpProxy`] between the clients and the broker; not together with SASL.
+    pub proxied: bool,
     /// Broker properties that override.
     pub extra: Vec<(String, String)>,
 }
@@ -29,6 +31,7 @@ pub struct Kafka {
     server: Supervisor,
     port: u16,
     plain_port: Option<u16>,
+    proxy: Option<TcpProxy>,
 }
 
 impl Kafka {
@@ -59,18 +62,20 @@ impl Kafka {
             env: environment(&folder, &jars, [port, plain_port, controller_port], options),
             folder,
         };
+        let proxy = options.proxied.then(|| TcpProxy::start(port)).transpose()?;
         let server = Supervisor::new(plan)?;
         fs::write(server.folder().join("node.sh"), NODE)?;
         fs::write(server.folder().join("sasl.sh"), SASL)?;
-        fs::write(server.folder().join("extra"), properties(options))?;
-        let mut kafka = Kafka { server, port, plain_port: options.sasl.then_some(plain_port) };
+        fs::write(server.folder().join("extra"), properties(options, proxy.as_ref()))?;
+        let mut kafka = Kafka { server, port, plain_port: options.sasl.then_some(plain_port), proxy };
         kafka.launch()?;
         Ok(kafka)
     }
 
     fn launch(&mut self) -> Result<()> {
         let (port, login) = self.way_in();
-        self.server.start(|| KafkaWire::connect(port, login).and_then(|mut w| w.brokers()).is_ok_and(|n| n == 1))
+        self.server
+            .start(|| KafkaWire::connect(port, login).and_then(|mut w| w.brokers()).is_ok_and(|all| all.len() == 1))
     }
 
     /// The one broker that all tests of this process share; make a topic for each test.
@@ -84,10 +89,15 @@ impl Kafka {
 
     /// For clients: PLAINTEXT, or SASL_SSL when it was asked for.
     pub fn bootstrap(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+        format!("127.0.0.1:{}", self.port())
     }
+    /// The port of `bootstrap`.
     pub fn port(&self) -> u16 {
-        self.port
+        self.proxy.as_ref().map_or(self.port, TcpProxy::port)
+    }
+    /// What is between the clients and the broker, where it was asked for.
+    pub fn proxy(&self) -> Option<&TcpProxy> {
+        self.proxy.as_ref()
     }
     /// SASL_PLAINTEXT, of a broker with SASL.
     pub fn sasl_plaintext_bootstrap(&self) -> Option<String> {
@@ -106,6 +116,15 @@ impl Kafka {
     /// Its data and its log; gone when the server is.
     pub fn folder(&self) -> &Path {
         self.server.folder()
+    }
+
+    /// Where the broker tells its clients to go: "host:port".
+    ///
+    /// # Errors
+    /// The broker does not answer.
+    pub fn advertised(&self) -> Result<Vec<String>> {
+        let (port, login) = self.way_in();
+        KafkaWire::connect(port, login)?.brokers()
     }
 
     /// Makes a topic, with settings such as `("max.message.bytes", "2000")`. Not on a broker with SASL, where only
@@ -174,8 +193,12 @@ fn environment(folder: &Path, jars: &Path, ports: [u16; 3], options: &KafkaOptio
     env
 }
 
-fn properties(options: &KafkaOptions) -> String {
+fn properties(options: &KafkaOptions, proxy: Option<&TcpProxy>) -> String {
     let mut lines = String::from("auto.create.topics.enable=false\n");
+    if let Some(proxy) = proxy {
+        // Clients go where the broker says it is.
+        lines.push_str(&format!("advertised.listeners=PLAINTEXT://127.0.0.1:{}\n", proxy.port()));
+    }
     for (name, value) in &options.extra {
         lines.push_str(&format!("{name}={value}\n"));
     }

@@ -102,19 +102,19 @@ impl KafkaWire {
         Ok(wire)
     }
 
-    /// How many brokers the metadata lists, provided that there is a controller.
-    pub(super) fn brokers(&mut self) -> Result<u32> {
+    /// The brokers that the metadata lists, as "host:port", provided that there is a controller.
+    pub(super) fn brokers(&mut self) -> Result<Vec<String>> {
         let answer = self.ask(3, 1, &0_u32.to_be_bytes())?; // Metadata of no topics
         let mut rest = &answer[..];
-        let count = int32(&mut rest)?;
-        for _ in 0..count {
+        let mut brokers = Vec::new();
+        for _ in 0..int32(&mut rest)? {
             int32(&mut rest)?; // node
-            skip_string(&mut rest)?; // host
-            int32(&mut rest)?; // port
-            skip_string(&mut rest)?; // rack
+            let host = read_string(&mut rest)?;
+            brokers.push(format!("{host}:{}", int32(&mut rest)?));
+            read_string(&mut rest)?; // rack
         }
         ensure!(int32(&mut rest)? >= 0, "no controller yet");
-        Ok(count.try_into()?)
+        Ok(brokers)
     }
 
     /// Makes a topic and waits until the broker has it.
@@ -133,7 +133,7 @@ impl KafkaWire {
         body.push(0); // not only validated
         let answer = self.ask(19, 2, &body)?; // CreateTopics
         let mut rest = answer.get(8..).context("a short answer")?; // throttle time, one topic
-        skip_string(&mut rest)?;
+        read_string(&mut rest)?;
         let code = i16::from_be_bytes(read_vec(&mut rest, 2)?.try_into().expect("two bytes were asked for"));
         ensure!(code == 0, "the broker does not make the topic {name}: error {code}");
         Ok(())
@@ -161,10 +161,8 @@ fn string(into: &mut Vec<u8>, text: &str) {
 fn int32(from: &mut impl Read) -> Result<i32> {
     Ok(i32::from_be_bytes(read_vec(from, 4)?.try_into().expect("four bytes were asked for")))
 }
-fn skip_string(from: &mut impl Read) -> Result<()> {
+/// Empty for null, too.
+fn read_string(from: &mut impl Read) -> Result<String> {
     let length = i16::from_be_bytes(read_vec(from, 2)?.try_into().expect("two bytes were asked for"));
-    if let Ok(n) = usize::try_from(length) {
-        read_vec(from, n)?;
-    }
-    Ok(())
+    Ok(String::from_utf8(read_vec(from, usize::try_from(length).unwrap_or_default())?)?)
 }

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 /// What a suite must notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bug {
+pub(crate) enum Bug {
     SettleUnfenced,
     LeaseIgnored,
     RetryTooEarly,
@@ -28,7 +28,7 @@ pub enum Bug {
 }
 
 /// Makes outboxes, each with the bug, if any.
-pub struct Memory(pub Option<Bug>);
+pub(crate) struct Memory(pub(crate) Option<Bug>);
 
 impl Harness for Memory {
     type Outbox = MemoryOutbox;
@@ -37,7 +37,7 @@ impl Harness for Memory {
     }
 }
 
-pub struct MemoryOutbox {
+pub(crate) struct MemoryOutbox {
     bug: Option<Bug>,
     db: Arc<Db>,
 }
@@ -104,7 +104,7 @@ fn event(draft: &Draft, id: i64, bug: Option<Bug>) -> Event {
     })
 }
 
-pub struct MemoryLog {
+pub(crate) struct MemoryLog {
     bug: Option<Bug>,
     db: Arc<Db>,
     setup: Setup,

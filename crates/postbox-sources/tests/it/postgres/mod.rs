@@ -1,9 +1,15 @@
 //! The log source on PostgreSQL, on the oldest and the newest version at hand.
 
 mod adversarial;
+mod faults;
+mod identity;
 mod log;
 mod migration;
+mod names;
+mod plans;
 mod roles;
+mod suite;
+mod waking;
 
 use postbox_engine::{Changes, ClaimLimit, Log, LogPage};
 use postbox_sources::postgres::{Mark, PostgresLog, PostgresOptions, migrate};

@@ -1,0 +1,124 @@
+//! Odd names, encodings and settings.
+
+use super::{Db, LIMIT, acquire, client, in_time, on_all_versions, published};
+use postbox_engine::{HeldChange, HeldQuery, HeldState, Log};
+use postbox_sources::postgres::{PostgresLog, admin, migrate};
+use postbox_testkit::services::{PgVersion, Postgres};
+use std::time::Duration;
+
+on_all_versions! {
+    case_r8_a_hostile_schema_name_beside_another_outbox
+    case_p3_another_encoding_and_odd_settings
+    streams_are_independent
+    shards_share_the_keys
+}
+
+async fn case_r8_a_hostile_schema_name_beside_another_outbox(version: PgVersion) {
+    const SCHEMA: &str = r#"My-App"x 'y\"#;
+    let db = Db::on(Postgres::shared(version), "postbox").await;
+    let mut other = client(&db.url).await;
+    migrate::migrate(&mut other, SCHEMA).await.unwrap();
+    db.sql("DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET search_path = ''''', current_database()); EXECUTE format('ALTER DATABASE %I SET postbox.wake = on', current_database()); END $$").await;
+    db.insert(5, 5).await;
+    let sql = format!(
+        "INSERT INTO {}.outbox (aggregate_type, aggregate_id, event_type) SELECT 'it''s', g::text, 't' FROM generate_series(1, 1500) g",
+        postbox::schema::quote(SCHEMA)
+    );
+    client(&db.url).await.batch_execute(&sql).await.unwrap();
+    let mut options = db.options();
+    (options.schema, options.retention) = (SCHEMA.into(), Duration::from_secs(1));
+    let log = PostgresLog::new(options);
+    acquire(&log).await;
+    let mut seen = 0;
+    while seen < 1500 {
+        let page = in_time("a page", log.read(LIMIT)).await.unwrap();
+        seen += page.events.len();
+        assert!(page.events.iter().all(|e| e.aggregate_type() == "it's"), "the other outbox's events are not ours");
+        let held = page.events.iter().take(1).map(|event| HeldChange {
+            event: event.clone(),
+            state: HeldState::Retry,
+            attempts: 1,
+            due: Duration::ZERO,
+            error: Some("it's".into()),
+        });
+        let mut changes = published(&page);
+        changes.held = held.collect();
+        log.record(&changes).await.unwrap();
+    }
+    assert!(!log.load().await.unwrap().keys.is_empty());
+    let due = log.held(&HeldQuery { limit: LIMIT, open: vec![1], skip: vec![] }).await.unwrap();
+    assert!(!due.events.is_empty());
+    let asleep = format!("SELECT last_value FROM {}.wake", postbox::schema::quote(SCHEMA));
+    in_time("the log sleeps", async { while db.one::<i64>(&asleep).await != 1 {} }).await;
+    let status = admin::status(&db.url, SCHEMA).await.unwrap();
+    assert_eq!((status[0].stream.as_str(), status[0].pending), ("main", 0));
+    assert!(status[0].retry > 0);
+    let findings = admin::check(&db.url, SCHEMA).await;
+    assert!(findings.iter().all(|f| f.ok), "{findings:?}");
+}
+
+async fn case_p3_another_encoding_and_odd_settings(version: PgVersion) {
+    let server = Postgres::shared(version);
+    let url = server.create_database_with("TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'");
+    let mut first = client(&url).await;
+    migrate::migrate(&mut first, "postbox").await.unwrap();
+    first
+        .batch_execute(
+            "DO $$ DECLARE d text := current_database(); BEGIN EXECUTE format('ALTER DATABASE %I SET bytea_output = escape', d);
+             EXECUTE format('ALTER DATABASE %I SET DateStyle = ''SQL, DMY''', d); EXECUTE format('ALTER DATABASE %I SET IntervalStyle = iso_8601', d);
+             EXECUTE format('ALTER DATABASE %I SET TimeZone = ''Asia/Kathmandu''', d); EXECUTE format('ALTER DATABASE %I SET extra_float_digits = -10', d);
+             EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = serializable', d); END $$",
+        )
+        .await
+        .unwrap();
+    let db = Db { client: client(&url).await, url };
+    db.sql(
+        "INSERT INTO postbox.outbox (aggregate_type, aggregate_id, event_type, payload, created_at, available_at) \
+         VALUES ('caf\u{e9}', '\u{df}', 't', '{\"n\": \"\u{e9}\"}', '2020-01-02 03:04:05.000006+00', now() + interval '1 hour')",
+    )
+    .await;
+    let log = db.log();
+    acquire(&log).await;
+    let page = in_time("a page", log.read(LIMIT)).await.unwrap();
+    let event = &page.events[0];
+    assert_eq!((event.aggregate_type(), event.aggregate_id()), ("caf\u{e9}", "\u{df}"));
+    assert_eq!(event.payload(), Some("{\"n\": \"\u{e9}\"}".as_bytes()));
+    assert_eq!(event.created_at(), 1_577_934_245_000_006);
+    assert!(page.delays[0].1 > Duration::from_secs(3500));
+    log.record(&published(&page)).await.unwrap();
+    let id = uuid::Uuid::from_bytes(event.event_id()).to_string();
+    let trace = admin::trace(&db.url, "postbox", &id).await.unwrap();
+    assert_eq!((trace[0].state.as_str(), trace[0].written_at.as_str()), ("published", "2020-01-02T03:04:05.000006Z"));
+}
+
+async fn streams_are_independent(version: PgVersion) {
+    let db = Db::new(version).await;
+    db.insert(50, 5).await;
+    let log = db.log();
+    acquire(&log).await;
+    super::drain(&log, 50).await;
+    db.insert(50, 5).await;
+    let mut options = db.options();
+    options.stream = "audit".into();
+    let audit = PostgresLog::new(options);
+    acquire(&audit).await;
+    assert_eq!(super::drain(&audit, 100).await.len(), 100, "a new stream begins with the oldest event there is");
+    assert_eq!(super::drain(&log, 50).await.len(), 50);
+}
+
+async fn shards_share_the_keys(version: PgVersion) {
+    let db = Db::new(version).await;
+    db.insert(2_000, 200).await;
+    let mut ids = Vec::new();
+    for shard in 0..3 {
+        let mut options = db.options();
+        (options.shard, options.shards, options.page_events_max, options.poll_events_max) = (shard, 3, 100, 50);
+        let log = PostgresLog::new(options);
+        acquire(&log).await;
+        let own: i64 = db.one(&format!("SELECT count(*) FROM postbox.outbox WHERE slot % 3 = {shard}")).await;
+        ids.extend(super::drain(&log, usize::try_from(own).unwrap()).await);
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), 2_000);
+}
