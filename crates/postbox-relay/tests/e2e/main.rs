@@ -1,5 +1,7 @@
 //! The built program against real servers, as a user runs it: its output, its exit codes, what arrives.
 
+#![allow(clippy::unwrap_used)] // it is a test's report
+
 mod command_line;
 mod embedded_default;
 mod harness;
