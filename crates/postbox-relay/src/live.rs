@@ -14,6 +14,8 @@ const DRAW_EVERY: Duration = Duration::from_millis(500);
 const LOG_EVERY: Duration = Duration::from_secs(30);
 /// How often the database is asked for lag and held events; an idle relay makes few statements.
 const ASK_EVERY: Duration = Duration::from_secs(2);
+/// A lease that is free is ours by then.
+const LEASE_COMES_WITHIN: Duration = Duration::from_secs(1);
 /// The width that every terminal has; a longer line would not be cleared whole.
 const WIDTH: usize = 79;
 
@@ -33,6 +35,10 @@ pub(crate) async fn tell(screen: Screen, streams: Vec<(Arc<str>, Arc<Counters>)>
         Watched { name, counters, before, at: now }
     };
     let mut streams: Vec<Watched> = streams.into_iter().map(watch).collect();
+    tokio::time::sleep(LEASE_COMES_WITHIN).await;
+    for watched in &streams {
+        explain_waiting(watched, &admin).await;
+    }
     if !is_terminal() {
         loop {
             tokio::time::sleep(LOG_EVERY).await;
@@ -54,6 +60,19 @@ pub(crate) async fn tell(screen: Screen, streams: Vec<(Arc<str>, Arc<Counters>)>
         let lines: Vec<String> = streams.iter_mut().map(line).collect();
         screen.draw(&clip(&lines.join(" | ")));
         tokio::time::sleep(DRAW_EVERY).await;
+    }
+}
+
+/// A relay that does nothing says whom it waits for.
+async fn explain_waiting(watched: &Watched, admin: &AnyAdmin) {
+    let now = watched.counters.snapshot();
+    if now.leading || now.last_error.is_some() {
+        return; // an error was logged already
+    }
+    let status = admin.status().await.unwrap_or_default();
+    let status = status.into_iter().find(|status| status.stream == *watched.name);
+    if let Some(owner) = status.and_then(|status| status.owner) {
+        tracing::info!(stream = %watched.name, %owner, "standing by: another relay holds the lease");
     }
 }
 

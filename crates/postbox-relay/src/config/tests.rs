@@ -89,6 +89,7 @@ fn with_url(mut config: Config) -> Config {
 }
 
 /// The lines of a sink's commented table, in force.
+#[cfg(all(feature = "kafka", feature = "webhook"))]
 fn sink_table(sink: &str) -> Vec<&'static str> {
     let start = format!("# [stream.main.{sink}]");
     let lines = DEFAULT_TOML.lines().skip_while(|line| !line.starts_with(&start)).take_while(|line| !line.is_empty());

@@ -49,6 +49,11 @@ fn usage_errors_end_with_2_and_say_what_to_write() {
         ended.failed_with(2, &["mysql://", "sqlite:"]);
         assert!(!ended.stderr.contains("s3cret"), "{}", ended.stderr);
     }
+}
+
+#[cfg(feature = "kafka")]
+#[test]
+fn a_sink_without_its_table_and_an_option_that_breaks_a_promise_are_refused() {
     let kafka = || Folder::new().env("POSTBOX__STREAM__MAIN__SINK", "kafka");
     kafka().run(&["relay"]).failed_with(2, &["[stream.main.kafka]"]);
     let wrong = kafka().env("POSTBOX__STREAM__MAIN__KAFKA__BROKERS", "127.0.0.1:1");
@@ -56,7 +61,7 @@ fn usage_errors_end_with_2_and_say_what_to_write() {
     wrong.run(&["relay"]).failed_with(2, &["acks", "cannot be set"]);
 }
 
-#[cfg(not(feature = "kafka-tls"))]
+#[cfg(all(feature = "kafka", not(feature = "kafka-tls")))]
 #[test]
 fn a_build_without_tls_says_so() {
     let folder = Folder::with_config(

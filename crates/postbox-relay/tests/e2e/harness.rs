@@ -237,6 +237,7 @@ impl Running {
         assert_eq!(self.wait(), 0, "{}", self.stderr.text());
     }
 
+    #[cfg(feature = "kafka")]
     pub(crate) fn kill(mut self) {
         self.signal("KILL");
         assert_eq!(self.wait(), 128 + 9);

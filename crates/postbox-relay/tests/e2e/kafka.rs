@@ -1,7 +1,7 @@
 //! PostgreSQL to a real Kafka broker, with a real consumer at the end.
 
 use crate::harness::{DEADLINE, Folder, until};
-use crate::postgres::{execute, migrated, two};
+use crate::postgres::{execute, migrated};
 use postbox_testkit::services::{Kafka, Mode, TcpProxy, free_port};
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -268,7 +268,8 @@ fn case_l1_a_relay_killed_in_mid_batch_loses_nothing() {
 fn case_l2_a_relay_paused_beyond_its_lease_changes_nothing_afterwards() {
     let (folder, database, topic) = ready("", "");
     let folder = folder.env("POSTBOX__RELAY__LEASE", "2s");
-    let (first, second) = two(&folder);
+    let first = folder.leading_relay();
+    let second = folder.relay(&[]);
     write(&database, 20, 1, 100);
     let mut reader = Reader::new(&Kafka::shared().bootstrap(), &topic);
     reader.until_in_order(100);

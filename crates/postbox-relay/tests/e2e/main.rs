@@ -5,5 +5,6 @@
 mod command_line;
 mod embedded_default;
 mod harness;
+#[cfg(feature = "kafka")]
 mod kafka;
 mod postgres;
