@@ -1,4 +1,5 @@
 //! The sinks against a real Kafka and a hostile HTTP server.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 #[cfg(feature = "kafka")]
 mod consumer;

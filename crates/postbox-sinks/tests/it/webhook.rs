@@ -29,10 +29,12 @@ pub(crate) enum Reply {
 
 pub(crate) const OK: Reply = Reply::Say("HTTP/1.1 204 No Content\r\n\r\n");
 
+/// Names in lower case.
+type Pairs = Vec<(String, Vec<u8>)>;
+
 struct Request {
     line: String,
-    /// Names in lower case.
-    headers: Vec<(String, Vec<u8>)>,
+    headers: Pairs,
     body: Vec<u8>,
 }
 
@@ -118,7 +120,8 @@ impl Receiver {
     fn count(&self) -> usize {
         self.requests().len()
     }
-    pub(crate) fn received(&self) -> Vec<(Vec<(String, Vec<u8>)>, Vec<u8>)> {
+    /// Headers and body of each request.
+    pub(crate) fn received(&self) -> Vec<(Pairs, Vec<u8>)> {
         self.requests().iter().map(|request| (request.headers.clone(), request.body.clone())).collect()
     }
 }
