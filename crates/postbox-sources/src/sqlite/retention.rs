@@ -91,12 +91,11 @@ fn sweep(database: &Database, c: &Connection, from: i64, keep: Duration) -> Resu
     let sql = "DELETE FROM \"postbox_held\" WHERE state = 'done' AND stream IN (SELECT stream FROM \"postbox_lease\")
         AND id > ?1 AND id <= ?2 AND NOT EXISTS (SELECT 1 FROM \"postbox_outbox\" o WHERE o.id = \"postbox_held\".id)";
     c.prepare(&database.sql(sql))?.execute(params![from, last])?;
-    // Cursor rows of deleted events; the newest of each stream stays, since it is the cursor.
+    // What tells when they were passed; those that are held tell it themselves. A stream's newest row is its cursor, and
+    // stays: it is not below the bound.
     let sql = "DELETE FROM \"postbox_cursor\" WHERE (stream, last_id) IN (
         SELECT c.stream, c.last_id FROM \"postbox_lease\" l JOIN \"postbox_cursor\" c ON c.stream = l.stream
-        WHERE c.last_id < (SELECT coalesce(min(o.id), ?1) FROM \"postbox_outbox\" o)
-          AND c.last_id < (SELECT max(n.last_id) FROM \"postbox_cursor\" n WHERE n.stream = l.stream)
-          AND c.last_id < ?1 LIMIT ?2)";
+        WHERE c.last_id < ?1 LIMIT ?2)";
     c.prepare(&database.sql(sql))?.execute(params![last, PIECE])?;
     Ok((count == PIECE).then_some(last))
 }
