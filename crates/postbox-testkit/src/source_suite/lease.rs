@@ -98,9 +98,9 @@ pub async fn a_stop_while_acquiring_records_nothing_old<H: Harness>(harness: &H)
     write(&outbox, "a3").await;
     publish_until(&second, "a3").await;
     second.release().await.expect("released");
-    for step in 0..12_u64 {
+    for step in 0..24_u64 {
         // From "polled once" to "most likely done".
-        let _ = timeout(Duration::from_micros(step * step * 60), first.acquire()).await;
+        let _ = timeout(Duration::from_micros(step * step * 100), first.acquire()).await;
         timeout(SOON, first.release()).await.expect("released in time").expect("harmless without a lease");
     }
     drop(first);
