@@ -130,13 +130,18 @@ impl Listener {
     /// Waits until that many distinct events are there; gives up when for `patience` none has come.
     pub(crate) fn wait_for(&self, events: u64, patience: Duration) -> bool {
         let (mut last, mut since) = (self.delivered(), Instant::now());
-        while last < events && since.elapsed() < patience && !self.thread.is_finished() {
+        while last < events && since.elapsed() < patience && !self.ended() {
             std::thread::sleep(Duration::from_millis(20));
             if self.delivered() != last {
                 (last, since) = (self.delivered(), Instant::now());
             }
         }
         last >= events
+    }
+
+    /// Whether it gave up, over a message or the broker; `finish` says why.
+    pub(crate) fn ended(&self) -> bool {
+        self.thread.is_finished()
     }
 
     /// Reads what is in the topic by now, then returns the count.
@@ -179,8 +184,10 @@ fn parse(message: &BorrowedMessage<'_>) -> Result<Seen> {
     let text = |bytes: Option<&[u8]>| bytes.and_then(|b| std::str::from_utf8(b).ok()).map(str::to_owned);
     let key = message.key().and_then(|k| std::str::from_utf8(k).ok()).and_then(|k| k.parse().ok());
     let payload = message.payload().unwrap_or_default();
-    let digits =
-        payload.strip_prefix(b"{\"seq\":").map(|rest| rest.split(|b| !b.is_ascii_digit()).next().unwrap_or_default());
+    let digits = payload.strip_prefix(b"{\"seq\"").map(|rest| {
+        let start = rest.iter().position(u8::is_ascii_digit).unwrap_or(rest.len());
+        rest[start..].split(|b| !b.is_ascii_digit()).next().unwrap_or_default()
+    });
     let seq = text(digits).and_then(|d| d.parse().ok());
     let headers = message.headers().context("a message without headers")?;
     let id = headers.iter().find(|h| h.key == "event_id").and_then(|h| text(h.value));

@@ -1,12 +1,11 @@
 //! `cargo x crash`: writers at work, two relays on one stream, and SIGKILL for one of them again and again. The
 //! truth is a journal that each transaction writes beside its events; a consumer says what of it arrived, in order.
 
-use crate::audit::{Listener, Seen};
+use crate::audit::{Audit, Listener, Seen};
 use crate::relay::Relay;
 use crate::world::{Setup, World, connect};
 use crate::{load, shell};
 use anyhow::{Result, bail};
-use serde_json::json;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -20,6 +19,8 @@ const AGGREGATES: u64 = 100;
 const PACE: Duration = Duration::from_millis(4);
 /// In a relay's hands at most; what one kill can repeat.
 const EVENTS_MAX: u64 = 2_000;
+/// Events of one statement.
+const BURST_MAX: u64 = 3_000;
 const RELAY: &str = "lease = \"2s\"\nevents_max = 2000";
 /// Long enough for a lease to run out and the backlog to drain.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -54,7 +55,7 @@ async fn run_all(kills: u64, seed: u64) -> Result<()> {
         writers.spawn(write(world.url().to_owned(), Random(seed ^ (w + 1)), stop.clone()));
     }
     let mut relays = [world.relay("relay-0")?, world.relay("relay-1")?];
-    let killed = kill_often(&world, &mut relays, &listener, kills, seed);
+    let killed = kill_often(&world, &mut relays, &listener, kills, seed).await;
     stop.store(true, Relaxed);
     load::all(writers).await?;
     killed?;
@@ -70,10 +71,9 @@ async fn run_all(kills: u64, seed: u64) -> Result<()> {
     let audit = listener.finish()?;
     let lost = audit.lost(journal.into_iter());
     let possible = kills * EVENTS_MAX;
+    let Audit { delivered, reordered, duplicated, .. } = audit;
     println!(
-        "{}",
-        json!({ "kills": kills, "written": written, "delivered": audit.delivered, "lost": lost,
-            "reordered": audit.reordered, "duplicated": audit.duplicated })
+        "{{\"kills\":{kills},\"written\":{written},\"delivered\":{delivered},\"lost\":{lost},\"reordered\":{reordered},\"duplicated\":{duplicated}}}"
     );
     if lost + audit.reordered + audit.foreign > 0 {
         bail!(
@@ -89,21 +89,35 @@ async fn run_all(kills: u64, seed: u64) -> Result<()> {
 }
 
 /// Kills one of the two relays at a drawn moment and starts it again at once, `kills` times.
-fn kill_often(world: &World, relays: &mut [Relay; 2], listener: &Listener, kills: u64, seed: u64) -> Result<()> {
-    let (mut random, begin) = (Random(seed), Instant::now());
+async fn kill_often(world: &World, relays: &mut [Relay; 2], listener: &Listener, kills: u64, seed: u64) -> Result<()> {
+    let (mut random, begin, client) = (Random(seed), Instant::now(), world.connect().await?);
     if !listener.wait_for(1, PATIENCE) {
         bail!("no event arrives:\n{}", relays[0].log_tail());
     }
     for kill in 1..=kills {
-        // Up to a lease and a half: some kills hit the owner at work, some during the handover.
-        std::thread::sleep(Duration::from_millis(100 + random.below(3_000)));
-        let victim = random.below(2) as usize;
+        // Up to a lease and a half: during the handover, too.
+        tokio::time::sleep(Duration::from_millis(random.below(3_000))).await;
+        let mut what = "any";
+        let mut victim = random.below(2) as usize;
+        if random.below(4) > 0 {
+            // The owner, while it is sending: some delivery was just seen.
+            listener.wait_for(listener.delivered() + 1, PATIENCE);
+            tokio::time::sleep(Duration::from_micros(random.below(3_000))).await;
+            let owner: Option<String> = client.query_one("SELECT max(owner) FROM postbox.lease", &[]).await?.get(0);
+            let owns = |relay: &Relay| owner.as_ref().is_some_and(|o| o.ends_with(&format!("-{}", relay.pid())));
+            if let Some(owner) = relays.iter().position(owns) {
+                (what, victim) = ("the owner at work", owner);
+            }
+        }
         relays[victim].kill()?;
         relays[victim] = world.relay(&format!("relay-{victim}"))?;
         relays[1 - victim].alive()?;
+        if listener.ended() {
+            return Ok(()); // the listener says why when it is finished
+        }
+        let after = begin.elapsed().as_secs_f64();
         eprintln!(
-            "kill {kill}/{kills} after {:.1} s: relay-{victim}; {} delivered",
-            begin.elapsed().as_secs_f64(),
+            "kill {kill}/{kills} after {after:.1} s: relay-{victim} ({what}); {} delivered",
             listener.delivered()
         );
     }
@@ -121,10 +135,19 @@ const EVENT: &str = "WITH event AS (
     VALUES ('order', $1::bigint::text, $2, 'order.changed', $3::text::json) RETURNING event_id)
   INSERT INTO app.journal SELECT $1, $2, event_id FROM event";
 
+/// Many events of one aggregate in one statement: what waits then is larger than what a relay takes at a time.
+const BURST: &str = "WITH aggregate AS (
+    UPDATE app.aggregate SET version = version + $2 WHERE id = $1 RETURNING version - $2 AS before),
+  event AS (
+    INSERT INTO postbox.outbox (aggregate_type, aggregate_id, aggregate_seq, event_type, payload)
+    SELECT 'order', $1::bigint::text, before + n, 'order.imported', json_build_object('seq', before + n)
+    FROM aggregate, generate_series(1, $2::bigint) n ORDER BY n RETURNING aggregate_seq, event_id)
+  INSERT INTO app.journal SELECT $1, aggregate_seq, event_id FROM event";
+
 /// Transactions of all kinds until `stop`.
 async fn write(url: String, mut random: Random, stop: Arc<AtomicBool>) -> Result<()> {
     let mut client = connect(&url).await?;
-    let statements = (client.prepare(CHANGE).await?, client.prepare(EVENT).await?);
+    let statements = [client.prepare(CHANGE).await?, client.prepare(EVENT).await?, client.prepare(BURST).await?];
     let mut beat = tokio::time::interval(PACE);
     while !stop.load(Relaxed) {
         beat.tick().await;
@@ -135,13 +158,16 @@ async fn write(url: String, mut random: Random, stop: Arc<AtomicBool>) -> Result
 
 /// One business transaction. One in four has its transaction id long before it locks its aggregate, so that its
 /// events come with an old id; some hold several events, some go back to a savepoint, one in ten rolls back.
-async fn transaction(client: &mut Client, (change, event): &(Statement, Statement), random: &mut Random) -> Result<()> {
+async fn transaction(client: &mut Client, [change, event, burst]: &[Statement; 3], random: &mut Random) -> Result<()> {
     let mut outer = client.transaction().await?;
     if random.below(4) == 0 {
         outer.execute("SELECT pg_current_xact_id()", &[]).await?;
         tokio::time::sleep(Duration::from_millis(random.below(30))).await;
     }
     let aggregate = random.below(AGGREGATES) as i64;
+    if random.below(200) == 0 {
+        outer.execute(burst, &[&aggregate, &(1 + random.below(BURST_MAX) as i64)]).await?;
+    }
     let events = if random.below(10) == 0 { 1 + random.below(20) } else { 1 };
     for _ in 0..events {
         let inner = outer.transaction().await?;

@@ -6,6 +6,7 @@ mod bench;
 mod checks;
 mod crash;
 mod load;
+mod machine;
 mod relay;
 mod shell;
 mod tidy;

@@ -1,5 +1,6 @@
 //! The product's relay as a process: started, killed, stopped, and what the kernel counts about it.
 
+use crate::machine;
 use anyhow::{Context, Result, bail};
 use std::fs::File;
 use std::path::PathBuf;
@@ -11,8 +12,6 @@ pub(crate) struct Relay {
     log: PathBuf,
 }
 
-/// The kernel counts CPU time in hundredths of a second, on every Linux that we build for.
-const TICK_US: u64 = 10_000;
 /// More than the relay's own drain deadline.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -66,11 +65,8 @@ impl Relay {
 
     /// CPU time of all its threads, user and system.
     pub(crate) fn cpu_us(&self) -> Result<u64> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()))?;
-        // The name in brackets may hold anything; utime and stime are the 12th and 13th fields after it.
-        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-        let ticks = |n: usize| fields.get(n).and_then(|f| f.parse::<u64>().ok()).context("/proc/PID/stat is cut short");
-        Ok((ticks(11)? + ticks(12)?) * TICK_US)
+        let times = machine::times(self.pid()).with_context(|| format!("the relay ended:\n{}", self.log_tail()))?;
+        Ok(times.own * machine::TICK_US)
     }
 
     /// The most memory it ever had in RAM.

@@ -52,10 +52,11 @@ impl World {
         kafka.create_topic(TOPIC, PARTITIONS as u32, &[])?;
         let url = format!("{}?sslmode=disable", postgres.create_database());
         let folder = tempfile::tempdir()?;
+        let brokers = kafka.bootstrap();
         let config = format!(
-            "[source]\nurl = \"{url}\"\n[relay]\n{}\n[stream.main]\nsink = \"kafka\"\nroutes = [{{ topic = \"{TOPIC}\" }}]\n[kafka]\nbrokers = \"{}\"\n",
-            setup.relay,
-            kafka.bootstrap()
+            "[source]\nurl = \"{url}\"\n[relay]\n{}\n[stream.main]\nsink = \"kafka\"\nroutes = [{{ topic = \"{TOPIC}\" }}]\n\
+             [stream.main.kafka]\nbrokers = \"{brokers}\"\n",
+            setup.relay
         );
         std::fs::write(folder.path().join("postbox.toml"), config)?;
         let world = World { _postgres: postgres, kafka, binary, folder, url };

@@ -251,16 +251,16 @@ impl Lanes {
         }
     }
 
-    /// The head gets `verdict`. Behind a dead event, what was acknowledged stays acknowledged, since nothing will be
-    /// sent before it any more; all else is released, to be sent after it.
+    /// The head gets `verdict`. Right behind a dead event, what was acknowledged stays acknowledged, since nothing will
+    /// be sent before it any more; the first that was not and all behind it are released, to be sent after it.
     fn end(&mut self, key: u64, verdict: Verdict) {
-        let dead = matches!(verdict, Verdict::Dead { .. });
+        let mut done = matches!(verdict, Verdict::Dead { .. });
         self.pop(key, verdict);
         if planted::is(Bug::LaneGoesOn) && self.lanes.contains_key(&key) {
             return self.restart(key);
         }
         while let Some(lane) = self.lanes.get(&key) {
-            let done = dead && self.slots[lane.head as usize].state == State::Done;
+            done &= self.slots[lane.head as usize].state == State::Done;
             self.pop(key, if done { Verdict::Published } else { Verdict::Release });
         }
     }

@@ -26,7 +26,8 @@ pub(crate) fn open(path: &Path, schema: &str) -> Result<Shop, Failure> {
     let failed = |error: rusqlite::Error| Failure::failed(format!("demo: the shop cannot open: {error}"));
     let mut db = Connection::open(path).map_err(failed)?;
     db.busy_timeout(Duration::from_secs(5)).map_err(failed)?;
-    let table = "CREATE TABLE IF NOT EXISTS shop_order (id INTEGER PRIMARY KEY, customer TEXT, total INTEGER, status TEXT)";
+    let table =
+        "CREATE TABLE IF NOT EXISTS shop_order (id INTEGER PRIMARY KEY, customer TEXT, total INTEGER, status TEXT)";
     db.execute_batch(table).map_err(failed)?;
     let outbox = Outbox::new(schema);
     let (open, closed) = mpsc::channel();
@@ -78,7 +79,8 @@ fn place(tx: &Transaction<'_>, outbox: &Outbox, step: i64) -> Done {
 }
 
 fn advance(tx: &Transaction<'_>, outbox: &Outbox, from: &str, to: &str) -> Done {
-    let sql = "UPDATE shop_order SET status = ?2 WHERE id = (SELECT min(id) FROM shop_order WHERE status = ?1) RETURNING id";
+    let sql =
+        "UPDATE shop_order SET status = ?2 WHERE id = (SELECT min(id) FROM shop_order WHERE status = ?1) RETURNING id";
     let order: i64 = tx.query_row(sql, (from, to), |row| row.get(0))?;
     let event = Event::new("order", order.to_string(), format!("order.{to}"));
     outbox.publish(tx, &event.json(&json!({ "status": to }))?)?;

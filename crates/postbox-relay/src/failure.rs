@@ -77,7 +77,9 @@ pub fn with_causes<E: Error + Display>(error: &E) -> String {
     let mut cause = error.source();
     while let Some(error) = cause {
         let line = error.to_string();
-        if !text.contains(&line) {
+        // PostgreSQL's words come again with the driver's "db error: ERROR: " before them.
+        let words = line.rsplit("ERROR: ").next().unwrap_or(&line);
+        if !text.contains(words) {
             text = format!("{text}: {line}");
         }
         cause = error.source();

@@ -15,4 +15,4 @@ mod screen;
 mod signals;
 
 pub use postbox_engine::{Counters, Stopped};
-pub use run::{Runner, run};
+pub use run::{Runner, migrate, run};

@@ -22,6 +22,16 @@ pub async fn run(config: &Config, stop: impl Future<Output = ()> + Send) -> Resu
     Runner::new(config)?.run(stop).await
 }
 
+/// Makes the tables of the configured database, or brings them up to date; safe to repeat, and when several start at
+/// once. As `postbox migrate`.
+///
+/// # Errors
+/// The database cannot be reached, lacks rights, or has tables of a newer version.
+pub async fn migrate(config: &Config) -> Result<(), Failure> {
+    database::admin(config)?.migrate().await?;
+    Ok(())
+}
+
 /// The relays of a configuration, built and not started.
 pub struct Runner {
     relays: Vec<(Arc<str>, Relay<AnySource, AnySink>)>,

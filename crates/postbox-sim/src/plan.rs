@@ -63,6 +63,7 @@ pub(crate) struct Plan {
     pub(crate) flaky: PerMille,
     pub(crate) unroutable: PerMille,
     pub(crate) delayed: PerMille,
+    pub(crate) delay_max: u64,
     /// The safety phase, in milliseconds.
     pub(crate) storm: u64,
     /// When the broker is down, and when the database is: from and to, in milliseconds.
@@ -78,7 +79,7 @@ impl Plan {
             relays: between(rng, 1, 3),
             keys: pick(rng, &[1, 2, 4, 12, 40]),
             writers: between(rng, 1, 4),
-            transactions: pick(rng, &[1, 3, 8, 20]),
+            transactions: pick(rng, &[1, 4, 12, 40, 80]),
             writer_pause: pick(rng, &[0, 5, 60, 900]),
             sink: pick(rng, &[SinkKind::Pipelined, SinkKind::Single]),
             policy: pick(rng, &[DeadPolicy::Skip, DeadPolicy::Skip, DeadPolicy::Block]),
@@ -96,10 +97,11 @@ impl Plan {
             drain_timeout: millis(rng, 300, 3_000),
             clock: pick(rng, &[960, 1_000, 1_000, 1_040]),
             faults: Faults::new(rng),
-            poison: sometimes(rng, 60),
+            poison: pick(rng, &[0, 0, 20, 60, 200]),
             flaky: sometimes(rng, 200),
             unroutable: sometimes(rng, 40),
-            delayed: sometimes(rng, 250),
+            delayed: pick(rng, &[0, 0, 100, 400]),
+            delay_max: pick(rng, &[30, 300, 8_000]),
             storm,
             broker_down: windows(rng, storm),
             database_down: windows(rng, storm),
@@ -110,10 +112,10 @@ impl Plan {
 impl Faults {
     fn new(rng: &mut Rng) -> Faults {
         Faults {
-            database: sometimes(rng, 40),
+            database: pick(rng, &[0, 0, 5, 40, 150]),
             database_slow: sometimes(rng, 60),
             failed: sometimes(rng, 80),
-            rejected: sometimes(rng, 20),
+            rejected: sometimes(rng, 30),
             unavailable: sometimes(rng, 60),
             unknown: sometimes(rng, 60),
             hang: sometimes(rng, 30),

@@ -155,8 +155,8 @@ async fn write(shared: Arc<Shared>, locks: Vec<Arc<tokio::sync::Mutex<()>>>) {
 }
 
 fn insert(world: &mut World, key: usize) -> i64 {
-    let (poison, flaky, unroutable, delayed) =
-        (world.plan.poison, world.plan.flaky, world.plan.unroutable, world.plan.delayed);
+    let (poison, flaky, unroutable) = (world.plan.poison, world.plan.flaky, world.plan.unroutable);
+    let (delayed, delay_max) = (world.plan.delayed, world.plan.delay_max);
     let db_now = world.db_now();
     let rng = &mut world.rng;
     let nature = if chance(rng, poison) {
@@ -168,7 +168,7 @@ fn insert(world: &mut World, key: usize) -> i64 {
     } else {
         Nature::Good
     };
-    let available_at = if chance(rng, delayed) { db_now + between(rng, 1, 8_000) } else { 0 };
+    let available_at = if chance(rng, delayed) { db_now + between(rng, 1, delay_max) } else { 0 };
     let headers = if nature == Nature::Unroutable { "[]" } else { "{}" };
     let make = |id: i64| {
         Event::new(&EventParts {

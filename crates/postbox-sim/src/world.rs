@@ -309,6 +309,7 @@ impl World {
     /// Held events that may go now.
     pub(crate) fn held(&self, query: &HeldQuery) -> HeldPage {
         let (now, mut page, mut next_due) = (self.db_now(), HeldPage::default(), None::<u64>);
+        let (limit, mut bytes) = (query.limit, 0);
         for &i in &self.held {
             let info = &self.events[i];
             let row = info.held.expect("the index holds held rows only");
@@ -317,8 +318,11 @@ impl World {
             }
             let timed = matches!(row.state, HeldState::Retry | HeldState::Delayed | HeldState::Replay);
             let open = row.state == HeldState::Waiting && query.open.contains(&info.event.key());
-            if page.events.len() < query.limit.events_max && (open || (timed && row.due <= now)) {
+            let size = info.event.bytes();
+            let fits = page.events.is_empty() || bytes + size <= limit.bytes_max;
+            if page.events.len() < limit.events_max && fits && (open || (timed && row.due <= now)) {
                 let event = info.event.clone();
+                bytes += size;
                 page.events.push(HeldEvent { event, attempts: row.attempts, state: row.state });
             } else if timed {
                 let wait = row.due.saturating_sub(now);

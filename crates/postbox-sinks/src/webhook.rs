@@ -8,7 +8,7 @@ mod sign;
 use crate::BuildError;
 use crate::settings::{duration, read_secret, secret};
 use address::Resolver;
-use postbox_engine::{Limits, Message, SendError, SendErrorKind, Sink};
+use postbox_engine::{Headers, Limits, Message, SendError, SendErrorKind, Sink};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use secrecy::SecretString;
 use serde::Deserialize;
@@ -169,22 +169,28 @@ const REFUSED: [&str; 13] = [
     "webhook-id",
 ];
 
-/// The message's headers as HTTP has them. Underscores become dashes (so CloudEvents' `ce_id` becomes its HTTP form
-/// `ce-id`): many servers drop names with underscores.
+/// The message's headers as HTTP has them. In postbox's own names underscores become dashes, since many servers drop
+/// names with underscores (so CloudEvents' `ce_id` becomes its HTTP form `ce-id`); a row's own headers go as they are.
 fn headers(message: &Message) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     for (name, value) in message.headers.iter() {
-        let dashed = name.replace('_', "-").to_ascii_lowercase();
-        if REFUSED.contains(&dashed.as_str()) || dashed.starts_with("webhook-") {
+        let own = Headers::OWN.contains(&name) || name.starts_with("ce_");
+        let http = if own { name.replace('_', "-") } else { name.to_ascii_lowercase() };
+        let dashes = http.replace('_', "-"); // some servers take one for the other
+        if REFUSED.contains(&dashes.as_str()) || dashes.starts_with("webhook-") {
             return Err(format!("header {name:?} may not be set over HTTP"));
         }
-        let encoded = dashed.starts_with("ce-").then(|| percent_encoded(value));
+        let encoded = http.starts_with("ce-").then(|| percent_encoded(value));
         let value = HeaderValue::from_bytes(encoded.as_deref().unwrap_or(value));
         let value = value.map_err(|_| format!("header {name:?} has a value that HTTP cannot carry (a line break?)"))?;
-        let name = HeaderName::try_from(dashed).map_err(|_| format!("header {name:?} is no HTTP header"))?;
+        let name = HeaderName::try_from(http).map_err(|_| format!("header {name:?} is no HTTP header"))?;
         headers.append(name, value);
     }
-    headers.entry(CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json"));
+    match message.body() {
+        // HTTP cannot tell no body from an empty one.
+        None => _ = headers.insert("tombstone", HeaderValue::from_static("true")),
+        Some(_) => _ = headers.entry(CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json")),
+    }
     Ok(headers)
 }
 

@@ -15,4 +15,4 @@ mod sqlx;
 mod tokio_postgres;
 
 pub use event::{Event, EventError, EventId, PAYLOAD_BYTES_MAX};
-pub use outbox::{Outbox, PublishError, Transaction};
+pub use outbox::{Outbox, PublishError, Transaction, publish};

@@ -5,6 +5,16 @@ use crate::event::PAYLOAD_BYTES_MAX;
 use crate::schema::quote;
 use crate::{Event, EventError, EventId};
 use std::future::Future;
+use std::sync::LazyLock;
+
+/// [`Outbox::publish`] for the schema `postbox`.
+///
+/// # Errors
+/// As there.
+pub async fn publish(tx: impl Transaction, event: &Event) -> Result<EventId, PublishError> {
+    static DEFAULT: LazyLock<Outbox> = LazyLock::new(Outbox::default);
+    DEFAULT.publish(tx, event).await
+}
 
 /// An outbox of a database, known by its schema's name. Cheap; make it once.
 #[derive(Clone, Debug)]

@@ -4,10 +4,10 @@
 use super::{report, round};
 use crate::audit::{self, Listener};
 use crate::load;
+use crate::machine::Watch;
 use crate::relay::Relay;
 use crate::world::{Setup, World};
 use anyhow::{Result, bail};
-use serde_json::json;
 use std::time::{Duration, Instant};
 
 /// Between two looks at the end offsets: a dozen small requests, of which the broker should feel little.
@@ -21,6 +21,7 @@ pub(super) struct Drained {
     pub(super) first_event_ms: f64,
     pub(super) rss_mb: f64,
     pub(super) cpu_us_per_event: f64,
+    pub(super) foreign_cores: f64,
 }
 
 pub(super) async fn s4(events: u64, size: usize, retained: u64) -> Result<()> {
@@ -30,9 +31,17 @@ pub(super) async fn s4(events: u64, size: usize, retained: u64) -> Result<()> {
     load::fill(&world, before, before + events, size).await?;
     let drained = drain(&world, before, events)?;
     let audit = Listener::start(&world.kafka.bootstrap(), |_| {})?.finish()?;
-    let figures = json!({ "events": events, "size": size, "retained": retained, "events_per_s": drained.events_per_s,
-        "overall_per_s": drained.overall_per_s, "first_event_ms": drained.first_event_ms,
-        "relay_rss_mb": drained.rss_mb, "relay_cpu_us_per_event": drained.cpu_us_per_event });
+    let figures = vec![
+        ("events", events.into()),
+        ("size", size.into()),
+        ("retained", retained.into()),
+        ("events_per_s", drained.events_per_s.into()),
+        ("overall_per_s", drained.overall_per_s.into()),
+        ("first_event_ms", drained.first_event_ms.into()),
+        ("relay_rss_mb", drained.rss_mb.into()),
+        ("relay_cpu_us_per_event", drained.cpu_us_per_event.into()),
+        ("foreign_cores", drained.foreign_cores.into()),
+    ];
     report(&world, "s4", figures, &audit, (0..before + events).map(load::place)).await
 }
 
@@ -47,10 +56,18 @@ pub(super) async fn s5(events: u64, size: usize) -> Result<()> {
     let with = drain(&world, 1 + events, events)?;
     holder.batch_execute("COMMIT").await?;
     let audit = Listener::start(&world.kafka.bootstrap(), |_| {})?.finish()?;
-    let figures = json!({ "events": events, "size": size, "events_per_s": with.events_per_s, "overall_per_s": with.overall_per_s,
-        "first_event_ms": with.first_event_ms, "s4_events_per_s": without.events_per_s,
-        "ratio_to_s4": round(with.events_per_s / without.events_per_s),
-        "relay_rss_mb": with.rss_mb, "relay_cpu_us_per_event": with.cpu_us_per_event });
+    let figures = vec![
+        ("events", events.into()),
+        ("size", size.into()),
+        ("events_per_s", with.events_per_s.into()),
+        ("overall_per_s", with.overall_per_s.into()),
+        ("first_event_ms", with.first_event_ms.into()),
+        ("s4_events_per_s", without.events_per_s.into()),
+        ("ratio_to_s4", round(with.events_per_s / without.events_per_s).into()),
+        ("relay_rss_mb", with.rss_mb.into()),
+        ("relay_cpu_us_per_event", with.cpu_us_per_event.into()),
+        ("foreign_cores", with.foreign_cores.max(without.foreign_cores).into()),
+    ];
     report(&world, "s5", figures, &audit, (0..1 + 2 * events).map(load::place)).await
 }
 
@@ -64,7 +81,7 @@ pub(super) async fn prepare(world: &World, size: usize, retained: u64) -> Result
 /// Starts a relay on `events` waiting events, where `before` are in the topic already.
 pub(super) fn drain(world: &World, before: u64, events: u64) -> Result<Drained> {
     let client = audit::client(&world.kafka.bootstrap())?;
-    let start = Instant::now();
+    let (start, watch) = (Instant::now(), Watch::start()?);
     let mut relay = world.relay("bench")?;
     let (mut samples, mut first) = (vec![(0.0, 0)], None);
     let mut moved = Instant::now();
@@ -83,7 +100,7 @@ pub(super) fn drain(world: &World, before: u64, events: u64) -> Result<Drained> 
         }
         relay.alive()?;
     }
-    let (cpu, rss_mb) = (relay.cpu_us()?, relay.rss_max_mb()?);
+    let (cpu, rss_mb, foreign_cores) = (relay.cpu_us()?, relay.rss_max_mb()?, watch.foreign_cores()?);
     relay.stop()?;
     let (from, to) = (reached(&samples, events / 10), reached(&samples, events - events / 10));
     let all = samples.last().map_or(0.0, |(t, _)| *t);
@@ -95,6 +112,7 @@ pub(super) fn drain(world: &World, before: u64, events: u64) -> Result<Drained> 
         first_event_ms,
         rss_mb,
         cpu_us_per_event: round(cpu as f64 / events as f64),
+        foreign_cores,
     })
 }
 

@@ -4,10 +4,10 @@
 use super::{median, ms, report, round};
 use crate::audit::Listener;
 use crate::load::{self, INSERT, payload, place};
+use crate::machine::Watch;
 use crate::world::{Setup, World};
 use anyhow::{Result, bail};
 use hdrhistogram::Histogram;
-use serde_json::json;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use tokio_postgres::Client;
@@ -25,7 +25,7 @@ pub(super) async fn run(rounds: usize) -> Result<()> {
     let listener = Listener::start(&world.kafka.bootstrap(), move |seen| {
         let _ = arrivals.send((load::number(seen), Instant::now())); // nobody waits any more only at the very end
     })?;
-    let relay = world.relay("bench")?;
+    let (relay, watch) = (world.relay("bench")?, Watch::start()?);
     let (mut cpu, mut statements, mut latency) = (vec![], vec![], Histogram::<u64>::new(3)?);
     for n in 0..=rounds as u64 {
         let event = place(n);
@@ -55,10 +55,18 @@ pub(super) async fn run(rounds: usize) -> Result<()> {
             statements[n as usize]
         );
     }
-    let rss_mb = relay.rss_max_mb()?;
+    let (rss_mb, foreign_cores) = (relay.rss_max_mb()?, watch.foreign_cores()?);
     relay.stop()?;
-    let figures = json!({ "silences": rounds, "silence_s": SILENCE.as_secs(), "relay_cpu_percent": round(median(cpu)),
-        "statements_per_s": round(median(statements)), "p50_ms": ms(&latency, 50.0), "max_ms": ms(&latency, 100.0), "relay_rss_mb": rss_mb });
+    let figures = vec![
+        ("silences", rounds.into()),
+        ("silence_s", SILENCE.as_secs().into()),
+        ("relay_cpu_percent", round(median(cpu)).into()),
+        ("statements_per_s", round(median(statements)).into()),
+        ("p50_ms", ms(&latency, 50.0).into()),
+        ("max_ms", ms(&latency, 100.0).into()),
+        ("relay_rss_mb", rss_mb.into()),
+        ("foreign_cores", foreign_cores.into()),
+    ];
     report(&world, "s11", figures, &listener.finish()?, (0..=rounds as u64).map(place)).await
 }
 

@@ -4,10 +4,10 @@
 use super::{ms, report};
 use crate::audit::Listener;
 use crate::load::{self, INSERT, KEYS, payload, place};
+use crate::machine::Watch;
 use crate::world::{Setup, World, connect};
 use anyhow::{Result, bail};
 use hdrhistogram::Histogram;
-use serde_json::json;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ pub(super) async fn run(rate: u64, seconds: u64, size: usize) -> Result<()> {
     })?;
     let relay = world.relay("bench")?;
     let begin = start.elapsed() + Duration::from_secs(1);
-    let mut writers = JoinSet::new();
+    let (watch, mut writers) = (Watch::start()?, JoinSet::new());
     for writer in 0..WRITERS {
         let (url, committed) = (world.url().to_owned(), committed.clone());
         writers.spawn(async move {
@@ -55,6 +55,7 @@ pub(super) async fn run(rate: u64, seconds: u64, size: usize) -> Result<()> {
         });
     }
     load::all(writers).await?;
+    let foreign_cores = watch.foreign_cores()?;
     let wrote = (start.elapsed() - begin).as_secs_f64();
     if !listener.wait_for(events, Duration::from_secs(30)) {
         bail!("{} of {events} arrived:\n{}", listener.delivered(), relay.log_tail());
@@ -69,9 +70,19 @@ pub(super) async fn run(rate: u64, seconds: u64, size: usize) -> Result<()> {
         let ns = arrived[n].load(Relaxed).saturating_sub(committed[n].load(Relaxed));
         latency.record(ns / 1_000)?;
     }
-    let figures = json!({ "rate": rate, "size": size, "events_per_s": (events as f64 / wrote).round(),
-        "p50_ms": ms(&latency, 50.0), "p95_ms": ms(&latency, 95.0), "p99_ms": ms(&latency, 99.0),
-        "p999_ms": ms(&latency, 99.9), "max_ms": ms(&latency, 100.0), "measured": latency.len(),
-        "relay_rss_mb": rss_mb, "relay_cpu_us_per_event": super::round(cpu as f64 / events as f64) });
+    let figures = vec![
+        ("rate", rate.into()),
+        ("size", size.into()),
+        ("events_per_s", (events as f64 / wrote).round().into()),
+        ("p50_ms", ms(&latency, 50.0).into()),
+        ("p95_ms", ms(&latency, 95.0).into()),
+        ("p99_ms", ms(&latency, 99.0).into()),
+        ("p999_ms", ms(&latency, 99.9).into()),
+        ("max_ms", ms(&latency, 100.0).into()),
+        ("measured", latency.len().into()),
+        ("relay_rss_mb", rss_mb.into()),
+        ("relay_cpu_us_per_event", super::round(cpu as f64 / events as f64).into()),
+        ("foreign_cores", foreign_cores.into()),
+    ];
     report(&world, "s2", figures, &audit, (0..events).map(place)).await
 }

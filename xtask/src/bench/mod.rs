@@ -14,7 +14,7 @@ use crate::world::World;
 use anyhow::{Result, bail};
 use clap::Subcommand;
 use hdrhistogram::Histogram;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 use std::time::Duration;
 
 #[derive(Subcommand)]
@@ -97,6 +97,9 @@ pub(crate) fn run(scenario: Scenario) -> Result<()> {
     })
 }
 
+/// Names and values of a line of JSON, in their order.
+type Figures = Vec<(&'static str, Value)>;
+
 /// Prints the line: what was measured, under which conditions, and whether the run was right.
 ///
 /// # Errors
@@ -104,23 +107,35 @@ pub(crate) fn run(scenario: Scenario) -> Result<()> {
 async fn report(
     world: &World,
     scenario: &str,
-    figures: Value,
+    mut figures: Figures,
     audit: &Audit,
     truth: impl Iterator<Item = Seen>,
 ) -> Result<()> {
     let lost = audit.lost(truth);
     let postgres: String = world.connect().await?.query_one("SHOW server_version", &[]).await?.get(0);
-    let commit = shell::output(shell::command("git", &["rev-parse", "--short", "HEAD"]))?;
-    let mut line = Map::from_iter([("scenario".to_string(), json!(scenario))]);
-    line.extend(figures.as_object().cloned().unwrap_or_default());
-    let common = json!({ "lost": lost, "reordered": audit.reordered, "duplicated": audit.duplicated,
-        "commit": commit.trim(), "postgres": postgres, "cores": std::thread::available_parallelism()?.get() });
-    line.extend(common.as_object().cloned().unwrap_or_default());
-    println!("{}", Value::Object(line));
+    let commit = shell::output(shell::command("git", &["describe", "--always", "--dirty"]))?;
+    figures.insert(0, ("scenario", scenario.into()));
+    figures.extend([
+        ("lost", lost.into()),
+        ("reordered", audit.reordered.into()),
+        ("duplicated", audit.duplicated.into()),
+    ]);
+    figures.extend([
+        ("cores", std::thread::available_parallelism()?.get().into()),
+        ("postgres", postgres.into()),
+        ("commit", commit.trim().into()),
+    ]);
+    println!("{}", line(&figures));
     if lost + audit.reordered + audit.duplicated + audit.foreign > 0 {
         bail!("{scenario} was wrong: {lost} lost, {} reordered, {} duplicated", audit.reordered, audit.duplicated);
     }
     Ok(())
+}
+
+/// One JSON object; what matters most stands first, so its order is kept.
+fn line(figures: &Figures) -> String {
+    let pairs: Vec<String> = figures.iter().map(|(name, value)| format!("\"{name}\":{value}")).collect();
+    format!("{{{}}}", pairs.join(","))
 }
 
 /// A percentile of a histogram of microseconds, in milliseconds.

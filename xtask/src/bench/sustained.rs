@@ -4,9 +4,9 @@
 use super::{report, round};
 use crate::audit::Listener;
 use crate::load::{self, KEYS, Written};
+use crate::machine::Watch;
 use crate::world::{Setup, World};
 use anyhow::{Result, bail, ensure};
-use serde_json::json;
 use std::time::{Duration, Instant};
 
 pub(super) async fn run(clients: usize, time: Duration, size: usize) -> Result<()> {
@@ -24,9 +24,9 @@ pub(super) async fn run(clients: usize, time: Duration, size: usize) -> Result<(
     catch_up(&listener, written.events(), &relay.log_tail())?;
     let (delivered, written_before, cpu, start) =
         (listener.delivered(), written.events(), relay.cpu_us()?, Instant::now());
-    let watched = written.clone();
+    let watch = Watch::start()?;
     let mut lags = vec![];
-    let writing = load::write_for(&world, &watched, size, time);
+    let writing = load::write_for(&world, &written, size, time);
     tokio::pin!(writing);
     let mut beat = tokio::time::interval(Duration::from_millis(500));
     let with_relay = loop {
@@ -36,6 +36,7 @@ pub(super) async fn run(clients: usize, time: Duration, size: usize) -> Result<(
             _ = beat.tick() => lags.push(written.events().saturating_sub(listener.delivered())),
         }
     };
+    let foreign_cores = watch.foreign_cores()?;
     let (seconds, arrived) = (start.elapsed().as_secs_f64(), listener.delivered() - delivered);
     let stopped = Instant::now();
     catch_up(&listener, written.events(), &relay.log_tail())?;
@@ -52,10 +53,21 @@ pub(super) async fn run(clients: usize, time: Duration, size: usize) -> Result<(
     let (early, late) = lags.split_at(lags.len() / 2);
     let worst = |lags: &[u64]| lags.iter().max().copied().unwrap_or_default();
     let alone = (alone_before + alone_after) / 2.0;
-    let figures = json!({ "clients": clients, "size": size, "events_per_s": (arrived as f64 / seconds).round(),
-        "written_per_s": with_relay.round(), "written_alone_per_s": alone.round(), "ratio_to_alone": round(with_relay / alone),
-        "delivered_to_written": round(arrived as f64 / events as f64), "lag_events_max_early": worst(early), "lag_events_max_late": worst(late),
-        "catch_up_ms": catch_up_ms, "relay_rss_mb": rss_mb, "relay_cpu_us_per_event": round(cpu as f64 / events as f64) });
+    let figures = vec![
+        ("clients", clients.into()),
+        ("size", size.into()),
+        ("events_per_s", (arrived as f64 / seconds).round().into()),
+        ("written_per_s", with_relay.round().into()),
+        ("written_alone_per_s", alone.round().into()),
+        ("ratio_to_alone", round(with_relay / alone).into()),
+        ("delivered_to_written", round(arrived as f64 / events as f64).into()),
+        ("lag_events_max_early", worst(early).into()),
+        ("lag_events_max_late", worst(late).into()),
+        ("catch_up_ms", catch_up_ms.into()),
+        ("relay_rss_mb", rss_mb.into()),
+        ("relay_cpu_us_per_event", round(cpu as f64 / events as f64).into()),
+        ("foreign_cores", foreign_cores.into()),
+    ];
     report(&world, "s1", figures, &audit, written.truth()).await
 }
 

@@ -4,9 +4,10 @@
 use super::{median, report, round};
 use crate::audit::Listener;
 use crate::load::{self, INSERT, KEYS, Written, payload, place};
+use crate::machine::Watch;
 use crate::world::{Setup, World, connect};
 use anyhow::{Result, bail};
-use serde_json::{Map, json};
+use serde_json::json;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
@@ -32,8 +33,8 @@ pub(super) async fn run(rounds: usize, time: Duration, size: usize) -> Result<()
     let listener = Listener::start(&world.kafka.bootstrap(), |_| {})?;
     let relay = world.relay("bench")?;
     // The writers of one number have aggregates of their own, and numbers of their own; 32 is the most.
-    let (mut figures, written) = (Map::new(), Written::new(32));
-    for clients in [1, 8, 32] {
+    let (mut figures, written, watch) = (vec![], Written::new(32), Watch::start()?);
+    for (clients, name) in [(1, "clients_1"), (8, "clients_8"), (32, "clients_32")] {
         let mut rates = [const { Vec::new() }; 3];
         for round in 0..=rounds {
             for (kind, rates) in KINDS.iter().zip(&mut rates) {
@@ -45,17 +46,16 @@ pub(super) async fn run(rounds: usize, time: Duration, size: usize) -> Result<()
             }
         }
         let [business, plain, outbox] = rates.map(median);
-        figures.insert(format!("clients_{clients}"), json!({ "business_per_s": business.round(), "plain_insert_per_s": plain.round(),
-            "outbox_per_s": outbox.round(), "ratio_to_plain": round(outbox / plain), "ratio_to_business": round(outbox / business) }));
+        figures.push((name, json!({ "business_per_s": business.round(), "plain_insert_per_s": plain.round(),
+            "outbox_per_s": outbox.round(), "ratio_to_plain": round(outbox / plain), "ratio_to_business": round(outbox / business) })));
     }
     if !listener.wait_for(written.events(), Duration::from_secs(60)) {
         bail!("{} of {} arrived:\n{}", listener.delivered(), written.events(), relay.log_tail());
     }
-    figures.insert("rounds".into(), json!(rounds));
-    figures.insert("size".into(), json!(size));
-    figures.insert("relay_rss_mb".into(), json!(relay.rss_max_mb()?));
+    figures.extend([("rounds", rounds.into()), ("size", size.into())]);
+    figures.extend([("relay_rss_mb", relay.rss_max_mb()?.into()), ("foreign_cores", watch.foreign_cores()?.into())]);
     relay.stop()?;
-    report(&world, "s6", figures.into(), &listener.finish()?, written.truth()).await
+    report(&world, "s6", figures, &listener.finish()?, written.truth()).await
 }
 
 /// Transactions per second of one kind, in a closed loop.

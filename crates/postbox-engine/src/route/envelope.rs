@@ -11,18 +11,6 @@ use std::fmt::{self, Write as _};
 
 const JSON: &str = "application/json";
 
-/// Names that postbox writes itself. A row that brings its own would say two things about one event.
-const RESERVED: [&str; 8] = [
-    "event_id",
-    "event_type",
-    "aggregate_type",
-    "content_type",
-    "content-type",
-    "schema_version",
-    "aggregate_seq",
-    "replay",
-];
-
 type Built<T> = Result<T, RouteError>;
 
 /// The event's fields as headers, but only those that say something: each header costs at the broker.
@@ -201,7 +189,7 @@ impl<'de> Visitor<'de> for Text {
 
 /// The token of RFC 9110: what every broker and HTTP accept as a name.
 fn check_name(name: &str) -> Result<(), String> {
-    if RESERVED.iter().any(|own| own.eq_ignore_ascii_case(name)) {
+    if Headers::OWN.iter().chain(&["content-type"]).any(|own| own.eq_ignore_ascii_case(name)) {
         return Err(format!("the name {name:?} is postbox's own"));
     }
     let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);

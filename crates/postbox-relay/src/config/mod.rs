@@ -111,6 +111,7 @@ pub struct StreamSection {
     pub routes: Vec<Rule>,
     pub retry: RetrySection,
     pub(crate) kafka: Option<sinks::KafkaTable>,
+    pub(crate) webhook: Option<sinks::WebhookTable>,
 }
 
 impl Default for StreamSection {
@@ -121,6 +122,7 @@ impl Default for StreamSection {
             routes: vec![everything_by_type()],
             retry: RetrySection::default(),
             kafka: None,
+            webhook: None,
         }
     }
 }
@@ -136,6 +138,7 @@ fn everything_by_type() -> Rule {
 pub enum SinkName {
     Stdout,
     Kafka,
+    Webhook,
 }
 
 /// See [`DeadPolicy`].

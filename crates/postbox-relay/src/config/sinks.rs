@@ -9,11 +9,17 @@ pub(super) type KafkaTable = serde::de::IgnoredAny;
 #[cfg(feature = "kafka")]
 pub(super) type KafkaTable = postbox_sinks::kafka::KafkaConfig;
 
+#[cfg(not(feature = "webhook"))]
+pub(super) type WebhookTable = serde::de::IgnoredAny;
+#[cfg(feature = "webhook")]
+pub(super) type WebhookTable = postbox_sinks::webhook::WebhookConfig;
+
 impl SinkName {
     pub fn as_str(self) -> &'static str {
         match self {
             SinkName::Stdout => "stdout",
             SinkName::Kafka => "kafka",
+            SinkName::Webhook => "webhook",
         }
     }
 }
@@ -25,7 +31,9 @@ impl StreamSection {
             SinkName::Stdout => Some(SinkConfig::Stdout(Default::default())),
             #[cfg(feature = "kafka")]
             SinkName::Kafka => self.kafka.clone().map(SinkConfig::Kafka),
-            #[cfg(not(feature = "kafka"))]
+            #[cfg(feature = "webhook")]
+            SinkName::Webhook => self.webhook.clone().map(SinkConfig::Webhook),
+            #[cfg(not(all(feature = "kafka", feature = "webhook")))]
             name => return Err(not_built(name)),
         };
         let name = self.sink.as_str();
@@ -36,7 +44,7 @@ impl StreamSection {
     }
 }
 
-#[cfg(not(feature = "kafka"))]
+#[cfg(not(all(feature = "kafka", feature = "webhook")))]
 fn not_built(name: SinkName) -> ConfigError {
     let name = name.as_str();
     ConfigError {

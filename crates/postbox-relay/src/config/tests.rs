@@ -8,9 +8,16 @@ use std::path::Path;
 #[test]
 fn what_a_type_hides_is_not_printed_either() {
     let mut hidden = 0;
-    for section in ["source", "relay", "stream.main"] {
+    for section in ["source", "relay", "stream.main", "stream.main.kafka", "stream.main.webhook"] {
+        let (sink, needed) = match section.rsplit_once('.') {
+            Some((_, "kafka")) => ("kafka", "brokers = \"127.0.0.1:9092\"\n"),
+            Some((_, "webhook")) => ("webhook", ""),
+            _ => ("stdout", ""),
+        };
         for key in known_keys(section) {
-            let text = format!("[{section}]\n{key} = \"canary\"\n");
+            let needed = if key == "brokers" { "" } else { needed };
+            let text = format!("[{section}]\n{key} = \"canary\"\n{needed}");
+            let text = if sink == "stdout" { text } else { format!("[stream.main]\nsink = \"{sink}\"\n{text}") };
             let Ok(config) = read(&text, &[]) else { continue };
             let file = tempfile::NamedTempFile::new().unwrap();
             std::fs::write(file.path(), &text).unwrap();
@@ -20,7 +27,7 @@ fn what_a_type_hides_is_not_printed_either() {
             }
         }
     }
-    assert!(hidden >= 1);
+    assert!(hidden >= 3, "{hidden}"); // passwords of database and Kafka, the secret of webhooks
 }
 
 fn read(text: &str, environment: &[(&str, &str)]) -> Result<Config, ConfigError> {
@@ -81,27 +88,41 @@ fn with_url(mut config: Config) -> Config {
     config
 }
 
-/// The default file with its commented sink tables in force.
-fn with_sinks() -> String {
-    let (head, sinks) = DEFAULT_TOML.split_once("\n# [stream.main.kafka]").unwrap();
-    let sinks: Vec<&str> = sinks.lines().map(|line| line.strip_prefix("# ").unwrap_or(line)).collect();
-    format!("{head}\n[stream.main.kafka]{}", sinks.join("\n"))
+/// The lines of a sink's commented table, in force.
+fn sink_table(sink: &str) -> Vec<&'static str> {
+    let start = format!("# [stream.main.{sink}]");
+    let lines = DEFAULT_TOML.lines().skip_while(|line| !line.starts_with(&start)).take_while(|line| !line.is_empty());
+    lines.map(|line| line.strip_prefix("# ").unwrap()).collect()
 }
 
-#[cfg(feature = "kafka")]
+#[cfg(all(feature = "kafka", feature = "webhook"))]
 #[test]
 fn the_sinks_tables_equal_the_codes_defaults() {
     // What has no default stands there as an example.
-    let examples = ["ca_file", "certificate_file", "key_file", "user", "password", "password_file"];
-    let is_example = |line: &&str| !examples.iter().any(|key| line.starts_with(&format!("{key} = ")));
-    let written: Vec<String> = with_sinks().lines().filter(is_example).map(str::to_owned).collect();
-    let kafka = |text: &str| format!("{:#?}", read(text, &[]).unwrap().stream["main"].kafka);
-    let least = "[stream.main.kafka]\nbrokers = \"127.0.0.1:9092\"\n";
-    assert_eq!(kafka(&written.join("\n")), kafka(least));
-    let text = with_sinks();
-    let text = text.split_once("[stream.main.kafka]").unwrap().1;
-    for key in known_keys("stream.main.kafka") {
-        assert!(text.lines().any(|line| line.starts_with(&format!("{key} = "))), "{key} is not in the default file");
+    let examples = [
+        "ca_file",
+        "certificate_file",
+        "key_file",
+        "user",
+        "password",
+        "password_file",
+        "url",
+        "secret",
+        "secret_file",
+    ];
+    let is_example = |line: &&&str| examples.iter().any(|key| line.starts_with(&format!("{key} = ")));
+    for (sink, needed) in [("kafka", "brokers = \"127.0.0.1:9092\""), ("webhook", "")] {
+        let table = sink_table(sink);
+        let written: Vec<&str> = table.iter().filter(|line| !is_example(line)).copied().collect();
+        let shown = |text: &str| {
+            let stream = &read(text, &[]).unwrap().stream["main"];
+            format!("{:#?} {:#?}", stream.kafka, stream.webhook)
+        };
+        assert_eq!(shown(&written.join("\n")), shown(&format!("[stream.main.{sink}]\n{needed}\n")));
+        for key in known_keys(&format!("stream.main.{sink}")) {
+            let named = table.iter().any(|line| line.starts_with(&format!("{key} = ")));
+            assert!(named, "stream.main.{sink}.{key} is not in the default file");
+        }
     }
 }
 

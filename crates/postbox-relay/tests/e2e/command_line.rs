@@ -5,7 +5,18 @@ use crate::harness::Folder;
 #[test]
 fn help_names_every_command_and_exit_code() {
     let help = Folder::new().ok(&["--help"]).stdout;
-    for word in ["relay", "migrate", "publish", "status", "check", "trace", "config", "Exit codes:", "128+", "POSTBOX__SECTION__KEY"] {
+    for word in [
+        "relay",
+        "migrate",
+        "publish",
+        "status",
+        "check",
+        "trace",
+        "config",
+        "Exit codes:",
+        "128+",
+        "POSTBOX__SECTION__KEY",
+    ] {
         assert!(help.contains(word), "no {word} in {help}");
     }
     for command in ["relay", "migrate", "publish", "status", "check", "trace", "config"] {

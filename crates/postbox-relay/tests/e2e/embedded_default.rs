@@ -76,12 +76,28 @@ fn case_l4_a_second_signal_ends_at_once() {
     relay.stderr.wait_for("ended at once");
 }
 
+/// A real disk of two megabytes, in a mount namespace of its own, filled to the last byte.
 #[test]
-fn a_full_disk_loses_nothing() {
+fn a_full_disk_is_named_and_the_event_comes_when_there_is_room() {
+    const SCRIPT: &str = r#"set -e
+mount -t tmpfs -o size=2m none . && cd "$PWD"
+"$1" migrate
+"$1" relay & relay=$!
+read _; dd if=/dev/zero of=filler bs=1k 2>/dev/null || true
+read _; "$1" publish order 1 order.placed "\"$(printf %20000s)\"" && exit 9
+read _; rm filler; "$1" publish order 2 order.placed '{}' >&2
+read _; kill -TERM $relay; wait $relay"#;
     let folder = Folder::new();
-    folder.ok(&["migrate"]);
-    let relay = folder.leading_relay();
-    let first = folder.ok(&["publish", "order", "1", "order.placed", "{}"]).stdout;
-    relay.stdout.wait_for(first.trim());
-    relay.stop();
+    let mut relay = folder.in_a_namespace(SCRIPT);
+    relay.stderr.wait_for("the lease is ours");
+    relay.say("fill it");
+    relay.stderr.wait_for("the source is out");
+    relay.stderr.wait_for("the disk is full");
+    relay.say("write");
+    relay.stderr.wait_for("postbox: "); // the writer is told
+    relay.say("there is room");
+    relay.stdout.wait_for("\"aggregate_id\":\"2\"");
+    relay.say("enough");
+    assert_eq!(relay.wait(), 0, "{}", relay.stderr.text());
+    assert_eq!(relay.stdout.all().len(), 1, "what was refused is not there");
 }

@@ -1,6 +1,6 @@
 //! Runs the program in a folder of its own, with no variable of this machine, and waits for what it says.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
@@ -85,6 +85,15 @@ impl Folder {
         relay.signal("TERM");
         let code = Some(relay.wait());
         Ended { code, stdout: relay.stdout.text(), stderr: relay.stderr.text() }
+    }
+
+    /// Runs a script as root of a namespace of its own, here; `$1` is the program. `say` gives it lines to read.
+    pub(crate) fn in_a_namespace(&self, script: &str) -> Running {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]);
+        command.arg(env!("CARGO_BIN_EXE_postbox")).current_dir(self.path());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Running::new(command.spawn().unwrap())
     }
 
     /// Starts `postbox relay` and waits until it owns its lease.
@@ -188,6 +197,11 @@ impl Running {
         Running { child, stdout: Lines::default(), stderr: Lines::read(stderr) }
     }
 
+    /// A line on its stdin.
+    pub(crate) fn say(&mut self, line: &str) {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{line}").unwrap();
+    }
+
     /// Sends a signal by its name: TERM, INT, KILL, STOP, CONT.
     pub(crate) fn signal(&self, name: &str) {
         let sent = Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status();
@@ -221,6 +235,9 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("a relay of the failed test said:\n{}", self.stderr.text());
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -179,7 +179,8 @@ fn pretend(mut stream: TcpStream) -> std::io::Result<()> {
             let version = b"CockroachDB CCL v25.1.0 (x86_64-pc-linux-gnu, built 2025/01/01)";
             let column = [&[0, 1][..], b"version\0", &[0; 6], &[0, 0, 0, 25], &[255, 255], &[255; 4], &[0, 0]].concat();
             let row = [&[0, 1][..], &(version.len() as u32).to_be_bytes(), version].concat();
-            let answer = [message(b'T', &column), message(b'D', &row), message(b'C', b"SELECT 1\0"), message(b'Z', b"I")];
+            let answer =
+                [message(b'T', &column), message(b'D', &row), message(b'C', b"SELECT 1\0"), message(b'Z', b"I")];
             stream.write_all(&answer.concat())?;
         }
     }

@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 const OUTAGE: Duration = Duration::from_secs(5);
 /// After the session ended, requests on the wire may still be answered for this long.
 const GRACE: Duration = Duration::from_secs(2);
-/// Messages sent one by one before the batch's size itself is blamed; more than a relay has in hand.
-const SINGLES_MAX: usize = 20_000;
+/// Messages sent one by one before the batch's size itself is blamed: as many as librdkafka puts into one batch.
+const SINGLES_MAX: usize = 10_000;
 /// Smaller batches than this help no topic.
 const BATCH_BYTES_MIN: usize = 16 << 10;
 

@@ -28,7 +28,8 @@ impl Seen {
 
 /// Reads a topic from its beginning to its end, as it is now.
 pub(crate) fn read_all(client: &ClientConfig, topic: &str, partitions: i32) -> Vec<Seen> {
-    let consumer: BaseConsumer = client.clone().set("group.id", "reader").set("enable.auto.commit", "false").create().unwrap();
+    let consumer: BaseConsumer =
+        client.clone().set("group.id", "reader").set("enable.auto.commit", "false").create().unwrap();
     let deadline = Instant::now() + DEADLINE;
     let mut list = TopicPartitionList::new();
     let mut left: HashMap<i32, i64> = HashMap::new();

@@ -1,10 +1,13 @@
 //! The sinks against a real Kafka and a hostile HTTP server.
+#![allow(clippy::unwrap_used)] // helpers of tests are tests
 
+#[cfg(feature = "kafka")]
 mod consumer;
 #[cfg(feature = "kafka")]
 mod kafka;
 #[cfg(feature = "kafka-tls")]
 mod kafka_tls;
+mod suite;
 #[cfg(feature = "webhook")]
 mod webhook;
 

@@ -64,7 +64,7 @@ fn by_state(doing: &str, db: &DbError) -> (SourceErrorKind, String) {
             "postbox's tables are missing there or are of another version; `postbox migrate` makes them"
         }
         c if *c == SqlState::INSUFFICIENT_PRIVILEGE => {
-            "the relay's role lacks a right; `postbox migrate --print` shows the grants that it needs"
+            "the relay's role lacks a right; `postbox migrate --print --roles WRITER,RELAY` prints the grants that it needs"
         }
         c if *c == SqlState::INVALID_PASSWORD || *c == SqlState::INVALID_AUTHORIZATION_SPECIFICATION => {
             "check user, password and pg_hba.conf"

@@ -87,7 +87,6 @@ pub async fn version(client: &Client, schema: &str) -> Result<i32, SourceError> 
 /// # Errors
 /// `Refused` when the schema is missing, older or newer, with the command that mends it.
 pub async fn require(client: &Client, schema: &str) -> Result<(), SourceError> {
-    check_server(client).await?;
     match version(client, schema).await? {
         NEWEST => Ok(()),
         0 => Err(refused(format!("schema {} has no outbox: run `postbox migrate`", quote(schema)))),
@@ -220,7 +219,11 @@ fn failed(e: tokio_postgres::Error, schema: &str) -> SourceError {
         ),
         Some(db) if *db.code() == SqlState::INSUFFICIENT_PRIVILEGE => (
             SourceErrorKind::Refused,
-            format!("schema {name}: {}. Let its owner run the SQL of `postbox migrate --print`", db.message()),
+            format!(
+                "schema {name}: {}. Let its owner run the SQL of `postbox migrate --print`, and grant this role its \
+                 rights with that of `postbox migrate --print --roles WRITER,RELAY`",
+                db.message()
+            ),
         ),
         Some(db) => (SourceErrorKind::Refused, format!("schema {name}: {} ({})", db.message(), db.code().code())),
     };

@@ -1,8 +1,9 @@
 //! What is old goes, in small pieces: published events a retention after every stream has passed them, and cursor rows
 //! that tell nothing any more. Never an event that is held, and never one that a stream has not passed.
 
-use super::connection::Database;
+use super::connection::{BUSY_TIMEOUT, Database};
 use super::error::Failure;
+use postbox_engine::SourceError;
 use rusqlite::{Connection, TransactionBehavior, params};
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,10 @@ const PIECE: i64 = 500;
 const BUSY: Duration = Duration::from_millis(20);
 /// Between two rounds.
 const IDLE: Duration = Duration::from_secs(60);
+/// After a piece that failed.
+const FAILED: Duration = Duration::from_secs(10);
+/// How long a piece waits for the write lock: new events, and the lease, wait behind it.
+const PATIENCE: Duration = Duration::from_millis(50);
 /// How long each settled move keeps its own cursor row, in milliseconds; then one a second is enough to tell when an
 /// event was sent.
 const EXACT: i64 = 5 * 60 * 1000;
@@ -32,25 +37,38 @@ impl Retention {
         self.next
     }
 
-    /// One piece. A failure costs nothing: the rows stay, and the next round tries again.
+    /// One piece. A failure costs nothing: the rows stay, and the next piece tries again.
     pub(super) fn piece(&mut self, database: &Database, stream: &str, keep: Option<Duration>) {
-        let done = database.transact("delete old events", TransactionBehavior::Immediate, |c| {
-            let swept = keep.map_or(Ok(None), |keep| sweep(database, c, self.swept, keep))?;
-            let thinned = thin(database, c, stream, self.thinned)?;
-            Ok((swept, thinned))
+        let done = database.attempt("delete old events", |c| {
+            c.busy_timeout(PATIENCE)?;
+            let done = self.delete(database, stream, keep);
+            c.busy_timeout(BUSY_TIMEOUT)?;
+            Ok(done?)
         });
-        let more = match done {
+        let pause = match done {
             Ok((swept, thinned)) => {
                 self.swept = swept.unwrap_or_default();
                 self.thinned = thinned.unwrap_or(self.thinned);
-                swept.is_some() || thinned.is_some()
+                if swept.is_some() || thinned.is_some() { BUSY } else { IDLE }
             }
             Err(error) => {
                 tracing::warn!(%error, "retention");
-                false
+                FAILED
             }
         };
-        self.next = Some(Instant::now() + if more { BUSY } else { IDLE });
+        self.next = Some(Instant::now() + pause);
+    }
+
+    fn delete(
+        &self,
+        database: &Database,
+        stream: &str,
+        keep: Option<Duration>,
+    ) -> Result<(Option<i64>, Option<i64>), SourceError> {
+        database.transact("delete old events", TransactionBehavior::Immediate, |c| {
+            let swept = keep.map_or(Ok(None), |keep| sweep(database, c, self.swept, keep))?;
+            Ok((swept, thin(database, c, stream, self.thinned)?))
+        })
     }
 }
 

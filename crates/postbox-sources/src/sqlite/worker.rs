@@ -2,7 +2,6 @@
 //! It never waits for anything but the next request and SQLite.
 
 use super::Options;
-use super::error::unavailable;
 use super::tenure::Tenure;
 use postbox_engine::{ClaimLimit, LogPage, SourceError};
 use std::sync::Arc;
@@ -12,7 +11,8 @@ use tokio::sync::oneshot;
 
 /// While events come: the latency that polling adds is half of it.
 const POLL_MIN: Duration = Duration::from_millis(2);
-/// While none come: an event after a long silence waits for half of it, and an idle relay costs half a per cent of a core.
+/// While none come: an event after a long silence waits for half of it, and an idle relay
+/// costs less than one per cent of a core.
 const POLL_MAX: Duration = Duration::from_millis(16);
 /// With nothing to poll for.
 const NOTHING: Duration = Duration::from_secs(3600);
@@ -101,7 +101,6 @@ impl Worker {
     }
 
     pub(super) fn tenure(&mut self) -> Result<&mut Tenure, SourceError> {
-        let path = &self.options.path;
-        self.tenure.as_mut().ok_or_else(|| unavailable(format!("{}: the lease is not taken", path.display())))
+        self.tenure.as_mut().ok_or_else(SourceError::lease_lost)
     }
 }

@@ -86,6 +86,28 @@ pub async fn a_lost_lease_settles_nothing<H: Harness>(harness: &H) {
     nothing_left_but(&outbox, &second, &[]).await;
 }
 
+/// A relay that lost its lease with a batch half settled, and is stopped while it acquires anew, at whatever moment of
+/// that: what it still knows of its old tenure is not recorded under the new lease.
+pub async fn a_stop_while_acquiring_records_nothing_old<H: Harness>(harness: &H) {
+    let outbox = harness.outbox().await;
+    write(&outbox, "a1 a2 b1 c1").await;
+    let first = open(&outbox, Setup { lease: LEASE_SHORT, ..ONE }).await;
+    let taken = take(&first, 4).await;
+    settle(&first, &[verdict(find(&taken, "a1"), Verdict::Published), verdict(find(&taken, "b1"), dead(1))]).await;
+    let second = open(&outbox, TWO).await; // waits for the end of the first lease
+    write(&outbox, "a3").await;
+    publish_until(&second, "a3").await;
+    second.release().await.expect("released");
+    for step in 0..12_u64 {
+        // From "polled once" to "most likely done".
+        let _ = timeout(Duration::from_micros(step * step * 60), first.acquire()).await;
+        timeout(SOON, first.release()).await.expect("released in time").expect("harmless without a lease");
+    }
+    drop(first);
+    let third = open(&outbox, Setup { relay: "three", ..ONE }).await;
+    nothing_left_but(&outbox, &third, &[]).await;
+}
+
 /// Settling again what was settled: after an unknown outcome the relay may do so.
 pub async fn a_repeated_settle_changes_nothing<H: Harness>(harness: &H) {
     let outbox = harness.outbox().await;

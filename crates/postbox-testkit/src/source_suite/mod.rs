@@ -127,6 +127,7 @@ macro_rules! source_suite {
             a_lease_keeps_others_out_and_is_handed_over_at_once
             a_lease_that_runs_out_is_taken_over
             a_lost_lease_settles_nothing
+            a_stop_while_acquiring_records_nothing_old
             a_repeated_settle_changes_nothing
             a_retry_comes_back_with_its_attempts_and_not_before_its_time
             events_behind_a_retry_wait_for_it

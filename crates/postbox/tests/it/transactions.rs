@@ -16,7 +16,7 @@ async fn case_w1_committed_is_there_and_rolled_back_is_not() {
         let mut client = db.client().await;
 
         let mut tx = pool.begin().await.unwrap();
-        outbox.publish(&mut tx, &event("sqlx committed")).await.unwrap();
+        postbox::publish(&mut tx, &event("sqlx committed")).await.unwrap();
         tx.commit().await.unwrap();
         let mut tx = pool.begin().await.unwrap();
         outbox.publish(&mut tx, &event("sqlx rolled back")).await.unwrap();
@@ -146,6 +146,38 @@ async fn ordered_takes_the_keys_lock_before_the_id() {
         tx.commit().await.unwrap();
         waiting.await.unwrap();
         assert_eq!(db.event_types().await, ["first", "neighbour", "first again", "second"]);
+    }
+}
+
+/// Reading rests on it (decision 0001): whoever draws an event id has its transaction id by then, however it writes.
+#[tokio::test]
+async fn the_transaction_id_is_taken_before_the_event_id_is_drawn() {
+    let drawn = "(SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM postbox.outbox_id_seq)";
+    let witness = format!(
+        "CREATE FUNCTION witness() RETURNS xid8 LANGUAGE plpgsql AS $$ BEGIN
+           IF {drawn} > (SELECT count(*) FROM postbox.outbox) THEN RAISE 'the id was drawn first'; END IF;
+           RETURN pg_current_xact_id();
+         END $$;
+         ALTER TABLE postbox.outbox ALTER COLUMN txid SET DEFAULT witness()"
+    );
+    let columns = "(aggregate_type, aggregate_id, event_type)";
+    let ways = [
+        format!("INSERT INTO postbox.outbox {columns} VALUES ('a', '1', 'values')"),
+        format!("INSERT INTO postbox.outbox {columns} SELECT 'a', '1', 'select' ORDER BY 1"),
+        format!("COPY postbox.outbox {columns} FROM PROGRAM 'printf \"a\\\\t1\\\\tcopy\\\\n\"'"),
+        "SELECT postbox.publish('a', '1', 'publish')".to_owned(),
+        "PREPARE p AS INSERT INTO postbox.outbox (event_type, aggregate_id, aggregate_type) VALUES ('prepared', '1', 'a'); EXECUTE p".to_owned(),
+    ];
+    for version in PgVersion::ALL {
+        let db = Db::fresh(version).await;
+        let client = db.client().await;
+        client.batch_execute(&witness).await.unwrap();
+        for way in &ways {
+            client.batch_execute(way).await.unwrap_or_else(|e| panic!("{way}: {e:?}"));
+        }
+        assert_eq!(db.event_types().await, ["values", "select", "copy", "publish", "prepared"]);
+        let cache = "SELECT seqcache FROM pg_sequence WHERE seqrelid = 'postbox.outbox_id_seq'::regclass";
+        assert_eq!(client.query_one(cache, &[]).await.unwrap().get::<_, i64>(0), 1);
     }
 }
 

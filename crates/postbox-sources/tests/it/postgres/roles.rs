@@ -117,7 +117,14 @@ async fn case_t3_a_relay_relays_without_being_a_superuser(pg: PgVersion) {
     log.record(&changes).await.unwrap();
     let sql = "SELECT count(*) FILTER (WHERE t.state = 'published' AND t.relay = 'postbox') FROM postbox.outbox o, postbox.trace(o.event_id) t";
     assert_eq!(db.one::<i64>(sql).await, 51);
-    // The bin goes by the relay's own hand, once all of it was passed a retention ago. Later events go to another bin.
+    a_bin_is_emptied(&db, &log).await;
+    log.release().await.unwrap();
+    and_nothing_else(&client(&relay).await).await;
+}
+
+/// By the relay's own hand.
+async fn a_bin_is_emptied(db: &Db, log: &PostgresLog) {
+    // Once all of it was passed a retention ago. Later events go to another bin.
     let bin: i16 = db.one("SELECT postbox.bin()").await;
     let other = (bin + 3) % 6;
     db.sql(&format!(
@@ -133,10 +140,11 @@ async fn case_t3_a_relay_relays_without_being_a_superuser(pg: PgVersion) {
         }
     })
     .await;
-    log.release().await.unwrap();
-    let client = client(&relay).await;
+}
+
+async fn and_nothing_else(client: &Client) {
     allowed(
-        &client,
+        client,
         &[
             "SELECT system_identifier FROM pg_control_system()",
             "BEGIN; LOCK TABLE postbox.outbox_3 IN ACCESS EXCLUSIVE MODE NOWAIT; TRUNCATE postbox.outbox_3; COMMIT",
@@ -146,7 +154,7 @@ async fn case_t3_a_relay_relays_without_being_a_superuser(pg: PgVersion) {
     )
     .await;
     denied(
-        &client,
+        client,
         &[
             "SELECT postbox.publish('a', '1', 'x')",
             "UPDATE postbox.outbox SET event_type = 'x'",
