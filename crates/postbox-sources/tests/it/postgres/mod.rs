@@ -9,6 +9,7 @@ mod names;
 mod plans;
 mod roles;
 mod suite;
+mod tls;
 mod waking;
 
 use postbox_engine::{Changes, ClaimLimit, Log, LogPage};
