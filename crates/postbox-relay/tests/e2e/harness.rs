@@ -224,6 +224,7 @@ impl Running {
         let deadline = Instant::now() + DEADLINE;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
+                until("its last words are read", || self.stderr.0.ended.load(SeqCst));
                 return status.code().unwrap_or_else(|| 128 + status.signal().unwrap());
             }
             assert!(Instant::now() < deadline, "it does not end; it said:\n{}", self.stderr.text());
