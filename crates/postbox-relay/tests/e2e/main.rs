@@ -8,3 +8,5 @@ mod harness;
 #[cfg(feature = "kafka")]
 mod kafka;
 mod postgres;
+#[cfg(feature = "webhook")]
+mod webhook;
