@@ -149,3 +149,47 @@ fn a_standing_by_relay_takes_over_within_the_lease() {
     assert!(killed.elapsed() < Duration::from_secs(5), "lease of 0.4 s: {:?}", killed.elapsed());
     assert_complete(&file, &sent);
 }
+
+#[test]
+fn case_w4_ten_thousand_events_in_one_statement_and_the_relay_killed_among_them() {
+    let file = File::new();
+    let many = "WITH RECURSIVE n(n) AS (VALUES (1) UNION ALL SELECT n + 1 FROM n WHERE n < 10000)";
+    file.connect()
+        .execute_batch(&format!(
+            "BEGIN; CREATE TABLE orders (key TEXT, n INTEGER);
+             {many} INSERT INTO orders SELECT 'k' || n % 100, n FROM n;
+             {many} INSERT INTO postbox_outbox (aggregate_type, aggregate_id, event_type, payload)
+               SELECT 'order', 'k' || n % 100, 'placed', n FROM n;
+             COMMIT"
+        ))
+        .unwrap();
+    let relay = Process::start(&file, &["relay", "one"]);
+    let mut sent: Vec<String> = (0..5000).map(|_| relay.line().expect("the relay runs")).collect();
+    sent.extend(relay.kill());
+    let relay = Process::start(&file, &["relay", "two"]);
+    finish(&file, &relay, &mut sent);
+    assert_complete(&file, &sent);
+}
+
+/// A relay that was paused for longer than its lease ends when it wakes, and its record changes nothing.
+#[test]
+fn case_l2_a_paused_relay_finds_its_lease_lost() {
+    let file = File::new();
+    let writer = Process::start(&file, &["write", "a", "400"]);
+    let mut paused = Process::start(&file, &["relay", "paused"]);
+    let mut sent: Vec<String> = (0..20).map(|_| paused.line().expect("the relay runs")).collect();
+    let signal = |name: &str, process: &Process| {
+        let pid = process.child.id().to_string();
+        assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
+    };
+    signal("-STOP", &paused);
+    sent.extend(paused.lines.try_iter());
+    while writer.line().is_some() {}
+    let relay = Process::start(&file, &["relay", "two"]);
+    finish(&file, &relay, &mut sent);
+    signal("-CONT", &paused);
+    assert!(!paused.child.wait().unwrap().success(), "it ends with an error");
+    sent.extend(paused.lines.iter());
+    assert_complete(&file, &sent);
+    assert_eq!(file.count("SELECT count(*) FROM postbox_lease WHERE owner = 'two' AND epoch = 2"), 1);
+}
