@@ -1,7 +1,7 @@
 //! What is old goes, in small pieces: published events a retention after every stream has passed them, and cursor rows
 //! that tell nothing any more. Never an event that is held, and never one that a stream has not passed.
 
-use super::connection::{BUSY_TIMEOUT, Database};
+use super::connection::Database;
 use super::error::Failure;
 use postbox_engine::SourceError;
 use rusqlite::{Connection, TransactionBehavior, params};
@@ -39,12 +39,7 @@ impl Retention {
 
     /// One piece. A failure costs nothing: the rows stay, and the next piece tries again.
     pub(super) fn piece(&mut self, database: &Database, stream: &str, keep: Option<Duration>) {
-        let done = database.attempt("delete old events", |c| {
-            c.busy_timeout(PATIENCE)?;
-            let done = self.delete(database, stream, keep);
-            c.busy_timeout(BUSY_TIMEOUT)?;
-            Ok(done?)
-        });
+        let done = database.with_patience(PATIENCE, |database| self.delete(database, stream, keep));
         let pause = match done {
             Ok((swept, thinned)) => {
                 self.swept = swept.unwrap_or_default();

@@ -91,19 +91,17 @@ fn finish(file: &File, relay: &Process, sent: &mut Vec<String>) {
 fn case_l1_relays_are_killed_and_nothing_is_lost_or_overtaken() {
     let file = File::new();
     let writers: Vec<Process> =
-        ["a", "b", "c"].into_iter().map(|keys| Process::start(&file, &["write", keys, "150"])).collect();
+        ["a", "b", "c"].into_iter().map(|keys| Process::start(&file, &["write", keys, "100000"])).collect();
+    assert!(writers.iter().all(|writer| writer.line().is_some()), "each writes");
     let mut sent = Vec::new();
     for (name, lines) in [("one", 3), ("two", 40), ("three", 77), ("four", 1)] {
         let relay = Process::start(&file, &["relay", name]);
         sent.extend((0..lines).map(|_| relay.line().expect("the relay runs")));
         sent.extend(relay.kill());
     }
-    for writer in writers {
-        while writer.line().is_some() {}
-    }
+    drop(writers); // killed as well
     let relay = Process::start(&file, &["relay", "last"]);
     finish(&file, &relay, &mut sent);
-    assert_eq!(file.count("SELECT count(*) FROM orders"), 450);
     assert_complete(&file, &sent);
 }
 
@@ -146,7 +144,7 @@ fn a_standing_by_relay_takes_over_within_the_lease() {
     while sent.last().unwrap() != "a3 3" {
         sent.push(second.line().unwrap());
     }
-    assert!(killed.elapsed() < Duration::from_secs(5), "lease of 0.4 s: {:?}", killed.elapsed());
+    assert!(killed.elapsed() < Duration::from_secs(5), "lease of one second: {:?}", killed.elapsed());
     assert_complete(&file, &sent);
 }
 
