@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// One step of a wait; the suite has the deadline.
 async fn step() {
-    tokio::time::sleep(Duration::from_millis(20)).await;
+    tokio::time::sleep(Duration::from_millis(20)).await; // the step of a wait with a deadline
 }
 
 /// The suite's messages are not routed, so the event id, which a Kafka consumer finds in the headers, is put there.
