@@ -81,7 +81,8 @@ pub(crate) struct Statements {
 impl PostgresLog {
     /// Connects to nothing yet.
     pub fn new(options: PostgresOptions) -> PostgresLog {
-        let owner = format!("{} {}", options.relay, uuid::Uuid::now_v7());
+        let random = uuid::Uuid::now_v7().simple().to_string();
+        let owner = format!("{} {}", options.relay, &random[20..]);
         PostgresLog {
             sql: Box::new(SettleSql::new(&options.schema)),
             held_sql: Box::new(HeldSql::new(&options.schema)),

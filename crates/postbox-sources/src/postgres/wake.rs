@@ -160,13 +160,17 @@ async fn begin(
         None => lost.notify_one(),
     })
     .await?;
-    let sql = "SELECT coalesce(nullif(current_setting('postbox.wake', true), '') = 'on', current_setting('max_prepared_transactions') = '0')";
-    let row = within(LISTEN_AGAIN, "ask whether writers notify", session.query_one(sql, &[])).await?;
-    if !row.get::<_, bool>(0) {
+    if !writers_notify(&session).await? {
         return Ok(None);
     }
     listen(&session, &options.schema).await?;
     Ok(Some(session))
+}
+
+/// As the trigger on the outbox decides it, for a session with this one's settings.
+pub(crate) async fn writers_notify(session: &Session) -> Result<bool, SourceError> {
+    let sql = "SELECT coalesce(nullif(current_setting('postbox.wake', true), '') = 'on', current_setting('max_prepared_transactions') = '0')";
+    Ok(within(LISTEN_AGAIN, "ask whether writers notify", session.query_one(sql, &[])).await?.get(0))
 }
 
 #[cfg(test)]

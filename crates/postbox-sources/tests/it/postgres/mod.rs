@@ -7,6 +7,7 @@ mod log;
 mod migration;
 mod names;
 mod plans;
+mod retention;
 mod roles;
 mod suite;
 mod tls;
