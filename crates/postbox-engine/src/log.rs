@@ -50,7 +50,8 @@ pub struct LogPage<M> {
 #[derive(Clone, Debug, Default)]
 pub struct Loaded {
     /// Per key with rows that hold later events of the key up (retry, waiting, and dead under policy block): how
-    /// many such rows, and whether the first of them must wait for its time or for an operator (retry, dead).
+    /// many such rows, and whether any of them must wait for its time or for an operator (retry, dead). Not the first
+    /// alone: an event whose time came late waits with a smaller id behind one that failed.
     pub keys: Vec<(u64, u32, bool)>,
     /// Until the first of retry, delayed and replay is due; zero when one is.
     pub next_due: Option<Duration>,

@@ -45,6 +45,8 @@ pub enum Bug {
     StopKeepsLease,
     /// The keys in trouble are not loaded when a tenure begins.
     TroubleNotLoaded,
+    /// The first held row alone says whether a key is blocked.
+    FirstRowDecides,
     /// The database records verdicts of a relay that lost its lease.
     SettleNotFenced,
     /// The log leaves out the first event of a page in the middle of a window.

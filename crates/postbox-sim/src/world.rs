@@ -298,8 +298,9 @@ impl World {
             };
             if blocks || row.state == HeldState::Waiting {
                 let key = keys.entry(info.event.key()).or_default();
+                let counts = key.0 == 0 || !planted::is(Bug::FirstRowDecides);
                 key.0 += 1;
-                key.1 |= blocks;
+                key.1 |= blocks && counts;
             }
             if matches!(row.state, HeldState::Retry | HeldState::Delayed | HeldState::Replay) {
                 next_due = Some(next_due.map_or(row.due, |due| due.min(row.due)));

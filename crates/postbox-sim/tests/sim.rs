@@ -62,6 +62,7 @@ found! {
     finds_writes_after_failure: WritesAfterFailure within 3_000 by "goes back" | "held again";
     finds_stop_keeps_lease: StopKeepsLease within 300 by "hand the lease over";
     finds_trouble_not_loaded: TroubleNotLoaded within 300 by "reached the broker before" | "before it" | "not settled long after";
+    finds_first_row_decides: FirstRowDecides within 3_000 by "reached the broker before" | "before it";
     finds_settle_not_fenced: SettleNotFenced within 300 by "was taken in epoch";
     finds_page_skips_event: PageSkipsEvent within 300 by "lost" | "before it";
 }
