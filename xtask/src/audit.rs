@@ -98,7 +98,7 @@ impl Listener {
                 let (mut audit, mut end) = (Audit::default(), None);
                 loop {
                     if end.is_none() && finish.load(Relaxed) {
-                        end = Some(messages(&consumer)?);
+                        end = Some(messages(&consumer, TOPIC)?);
                     }
                     if end.is_some_and(|end| audit.deliveries >= end) {
                         return Ok(audit);
@@ -152,10 +152,10 @@ impl Listener {
 }
 
 /// Messages in the topic, as its partitions' end offsets say.
-pub(crate) fn messages(consumer: &BaseConsumer) -> Result<u64> {
+pub(crate) fn messages(client: &BaseConsumer, topic: &str) -> Result<u64> {
     let mut sum = 0;
     for partition in 0..PARTITIONS {
-        let (_, high) = consumer.fetch_watermarks(TOPIC, partition, Duration::from_secs(10))?;
+        let (_, high) = client.fetch_watermarks(topic, partition, Duration::from_secs(10))?;
         sum += u64::try_from(high).context("a partition's end is negative")?;
     }
     Ok(sum)

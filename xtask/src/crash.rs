@@ -104,7 +104,9 @@ async fn kill_often(world: &World, relays: &mut [Relay; 2], listener: &Listener,
             listener.wait_for(listener.delivered() + 1, PATIENCE);
             tokio::time::sleep(Duration::from_micros(random.below(3_000))).await;
             let owner: Option<String> = client.query_one("SELECT max(owner) FROM postbox.lease", &[]).await?.get(0);
-            let owns = |relay: &Relay| owner.as_ref().is_some_and(|o| o.ends_with(&format!("-{}", relay.pid())));
+            // The relay's name, which ends with its process id by default, and an id of its tenure.
+            let name = owner.as_deref().and_then(|o| o.split(' ').next()).unwrap_or_default();
+            let owns = |relay: &Relay| name.ends_with(&format!("-{}", relay.pid()));
             if let Some(owner) = relays.iter().position(owns) {
                 (what, victim) = ("the owner at work", owner);
             }

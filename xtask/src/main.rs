@@ -26,7 +26,7 @@ struct Args {
 const EXAMPLES: &str = "Examples:
   cargo x test                      all tests, with real servers
   cargo x sim --seeds 20000         the engine under 20,000 seeded schedules of failure
-  cargo x sim --seeds 1 --seed 4711 one schedule again
+  cargo x sim --seed 4711           one schedule again
   cargo x crash --kills 50          real PostgreSQL and Kafka, two relays, 50 times SIGKILL
   cargo x bench s4                  2 million waiting events into Kafka
   cargo x services                  PostgreSQL and Kafka to play with, until Ctrl-C
@@ -41,12 +41,12 @@ enum Verb {
     },
     /// Runs the engine under seeded schedules of failure, in virtual time
     Sim {
-        /// How many schedules
-        #[arg(long, default_value_t = 1_000)]
-        seeds: u64,
-        /// The first seed
-        #[arg(long, default_value_t = 0)]
-        seed: u64,
+        /// How many schedules [default: 1000, or the one of --seed]
+        #[arg(long)]
+        seeds: Option<u64>,
+        /// The first seed [default: 0]
+        #[arg(long)]
+        seed: Option<u64>,
     },
     /// Kills real relays, between real PostgreSQL and Kafka, and counts what a consumer receives
     Crash {
@@ -82,7 +82,10 @@ fn main() -> ExitCode {
 fn run(verb: Verb) -> Result<()> {
     match verb {
         Verb::Test { cargo } => checks::test(&cargo),
-        Verb::Sim { seeds, seed } => checks::sim(seed..seed + seeds),
+        Verb::Sim { seeds, seed } => {
+            let (first, count) = (seed.unwrap_or(0), seeds.unwrap_or(if seed.is_some() { 1 } else { 1_000 }));
+            checks::sim(first..first + count)
+        }
         Verb::Crash { kills, seed } => crash::run(kills, seed.unwrap_or_else(new_seed)),
         Verb::Bench { scenario } => bench::run(scenario),
         Verb::Services => checks::services(),

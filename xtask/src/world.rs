@@ -21,6 +21,7 @@ pub(crate) struct World {
     binary: PathBuf,
     folder: TempDir,
     url: String,
+    relay: &'static str,
 }
 
 /// How the servers run.
@@ -51,17 +52,19 @@ impl World {
         let kafka = Kafka::start_with(&KafkaOptions { bench_jit: setup.bench, ..KafkaOptions::default() })?;
         kafka.create_topic(TOPIC, PARTITIONS as u32, &[])?;
         let url = format!("{}?sslmode=disable", postgres.create_database());
-        let folder = tempfile::tempdir()?;
-        let brokers = kafka.bootstrap();
-        let config = format!(
-            "[source]\nurl = \"{url}\"\n[relay]\n{}\n[stream.main]\nsink = \"kafka\"\nroutes = [{{ topic = \"{TOPIC}\" }}]\n\
-             [stream.main.kafka]\nbrokers = \"{brokers}\"\n",
-            setup.relay
-        );
-        std::fs::write(folder.path().join("postbox.toml"), config)?;
-        let world = World { _postgres: postgres, kafka, binary, folder, url };
+        let world = World { _postgres: postgres, kafka, binary, folder: tempfile::tempdir()?, url, relay: setup.relay };
+        world.configure("postbox.toml", &world.url, TOPIC)?;
         shell::run(world.postbox(&["migrate"]))?;
         Ok(world)
+    }
+
+    fn configure(&self, file: &str, url: &str, topic: &str) -> Result<()> {
+        let (relay, brokers) = (self.relay, self.kafka.bootstrap());
+        let config = format!(
+            "[source]\nurl = \"{url}\"\n[relay]\n{relay}\n[stream.main]\nsink = \"kafka\"\nroutes = [{{ topic = \"{topic}\" }}]\n\
+             [stream.main.kafka]\nbrokers = \"{brokers}\"\n"
+        );
+        Ok(std::fs::write(self.folder.path().join(file), config)?)
     }
 
     /// The product's binary, with this world's configuration.
@@ -77,6 +80,13 @@ impl World {
     pub(crate) fn relay(&self, log: &str) -> Result<Relay> {
         let command = self.postbox(&["relay"]);
         Relay::spawn(command, self.folder.path().join(format!("{log}.log")))
+    }
+
+    /// A relay that makes up its events itself, into a topic of their own: what engine and sink take without a database.
+    pub(crate) fn relay_from_memory(&self, events: u64, topic: &str) -> Result<Relay> {
+        self.kafka.create_topic(topic, PARTITIONS as u32, &[])?;
+        self.configure("memory.toml", &format!("memory:{events}"), topic)?;
+        Relay::spawn(self.postbox(&["relay", "--config", "memory.toml"]), self.folder.path().join("memory.log"))
     }
 
     /// A connection to the database; a task drives it.

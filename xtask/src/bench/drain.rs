@@ -6,12 +6,14 @@ use crate::audit::{self, Listener};
 use crate::load;
 use crate::machine::Watch;
 use crate::relay::Relay;
-use crate::world::{Setup, World};
+use crate::world::{Setup, TOPIC, World};
 use anyhow::{Result, bail};
 use std::time::{Duration, Instant};
 
 /// Between two looks at the end offsets: a dozen small requests, of which the broker should feel little.
 const SAMPLE: Duration = Duration::from_millis(50);
+/// Where the events without a database go; they are not among those that are counted.
+const MEMORY: &str = "memory";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What one drain showed.
@@ -30,6 +32,7 @@ pub(super) async fn s4(events: u64, size: usize, retained: u64) -> Result<()> {
     let before = retained + 1;
     load::fill(&world, before, before + events, size).await?;
     let drained = drain(&world, before, events)?;
+    let memory = drain_into(&world, MEMORY, 0, events, || world.relay_from_memory(events, MEMORY))?;
     let audit = Listener::start(&world.kafka.bootstrap(), |_| {})?.finish()?;
     let figures = vec![
         ("events", events.into()),
@@ -38,6 +41,8 @@ pub(super) async fn s4(events: u64, size: usize, retained: u64) -> Result<()> {
         ("events_per_s", drained.events_per_s.into()),
         ("overall_per_s", drained.overall_per_s.into()),
         ("first_event_ms", drained.first_event_ms.into()),
+        ("from_memory_per_s", memory.events_per_s.into()),
+        ("share_of_memory", round(drained.events_per_s / memory.events_per_s).into()),
         ("relay_rss_mb", drained.rss_mb.into()),
         ("relay_cpu_us_per_event", drained.cpu_us_per_event.into()),
         ("foreign_cores", drained.foreign_cores.into()),
@@ -80,14 +85,24 @@ pub(super) async fn prepare(world: &World, size: usize, retained: u64) -> Result
 
 /// Starts a relay on `events` waiting events, where `before` are in the topic already.
 pub(super) fn drain(world: &World, before: u64, events: u64) -> Result<Drained> {
+    drain_into(world, TOPIC, before, events, || world.relay("bench"))
+}
+
+fn drain_into(
+    world: &World,
+    topic: &str,
+    before: u64,
+    events: u64,
+    relay: impl FnOnce() -> Result<Relay>,
+) -> Result<Drained> {
     let client = audit::client(&world.kafka.bootstrap())?;
     let (start, watch) = (Instant::now(), Watch::start()?);
-    let mut relay = world.relay("bench")?;
+    let mut relay = relay()?;
     let (mut samples, mut first) = (vec![(0.0, 0)], None);
     let mut moved = Instant::now();
     while samples.last().is_none_or(|(_, n)| *n < events) {
         std::thread::sleep(if first.is_none() { Duration::from_millis(2) } else { SAMPLE });
-        let (now, arrived) = (start.elapsed().as_secs_f64(), audit::messages(&client)?.saturating_sub(before));
+        let (now, arrived) = (start.elapsed().as_secs_f64(), audit::messages(&client, topic)?.saturating_sub(before));
         if arrived > 0 && first.is_none() {
             first = Some(now);
         }
@@ -129,7 +144,7 @@ fn wait(world: &World, events: u64, mut relay: Relay) -> Result<Relay> {
     let (mut last, mut moved) = (0, Instant::now());
     while last < events {
         std::thread::sleep(SAMPLE);
-        let now = audit::messages(&client)?;
+        let now = audit::messages(&client, TOPIC)?;
         if now > last {
             (last, moved) = (now, Instant::now());
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// One step of a wait; the suite has the deadline.
 async fn step() {
-    tokio::time::sleep(Duration::from_millis(20)).await;
+    tokio::time::sleep(Duration::from_millis(20)).await; // the step of a wait with a deadline
 }
 
 fn id_of(text: &[u8]) -> [u8; 16] {

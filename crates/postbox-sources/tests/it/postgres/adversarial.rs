@@ -145,7 +145,7 @@ async fn read(options: PostgresOptions, written: Arc<AtomicBool>, client: Client
                 log = PostgresLog::new(options.clone());
                 acquire(&log).await;
             }
-            3..5 => tokio::time::sleep(Duration::from_millis(rng.below(700))).await, // lets a large window form
+            3..5 => tokio::time::sleep(Duration::from_millis(rng.below(700))).await, // the schedule: a large window forms
             _ => {}
         }
         match tokio::time::timeout(Duration::from_millis(500), log.read(LIMIT)).await {

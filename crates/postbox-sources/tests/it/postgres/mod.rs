@@ -7,8 +7,10 @@ mod log;
 mod migration;
 mod names;
 mod plans;
+mod retention;
 mod roles;
 mod suite;
+mod tls;
 mod waking;
 
 use postbox_engine::{Changes, ClaimLimit, Log, LogPage};
@@ -79,7 +81,7 @@ pub(crate) async fn in_time<T>(what: &str, fact: impl Future<Output = T>) -> T {
 pub(crate) async fn acquire(log: &PostgresLog) {
     in_time("the lease is ours", async {
         while let Err(remaining) = log.acquire().await.unwrap() {
-            tokio::time::sleep(remaining.min(Duration::from_millis(100))).await;
+            tokio::time::sleep(remaining.min(Duration::from_millis(100))).await; // the step of a wait with a deadline
         }
     })
     .await;
