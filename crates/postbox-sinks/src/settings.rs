@@ -3,9 +3,11 @@
 use secrecy::SecretString;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use std::path::Path;
+#[cfg(feature = "webhook")]
 use std::time::Duration;
 
 /// A duration written as "30s", "5ms", "1m 30s".
+#[cfg(feature = "webhook")]
 pub(crate) fn duration<'de, D: Deserializer<'de>>(d: D) -> Result<Duration, D::Error> {
     let text = String::deserialize(d)?;
     let parsed = text.parse::<jiff::SignedDuration>().ok().and_then(|d| Duration::try_from(d).ok());

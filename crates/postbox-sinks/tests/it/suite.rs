@@ -1,35 +1,12 @@
 //! The suite that every sink must pass, over each of ours.
 
-use postbox_engine::{Limits, Message, SendError, Sink};
-use postbox_testkit::sink_suite::{self, Destination, Harness, Nature, Received};
+use postbox_testkit::sink_suite::{Destination, Harness, Nature, Received};
 use std::sync::Mutex;
 use std::time::Duration;
 
 /// One step of a wait; the suite has the deadline.
 async fn step() {
     tokio::time::sleep(Duration::from_millis(20)).await; // the step of a wait with a deadline
-}
-
-/// The suite's messages are not routed, so the event id, which a Kafka consumer finds in the headers, is put there.
-#[cfg(feature = "kafka")]
-pub(crate) struct WithId<S>(S);
-
-#[cfg(feature = "kafka")]
-impl<S: Sink> Sink for WithId<S> {
-    fn limits(&self) -> Limits {
-        self.0.limits()
-    }
-    async fn send(&self, batch: &[Message]) -> Vec<Result<(), SendError>> {
-        let mut batch = batch.to_vec();
-        for message in &mut batch {
-            let id = message.id_text();
-            message.headers.push("event_id", id.as_bytes());
-        }
-        self.0.send(&batch).await
-    }
-    async fn check(&self) -> Result<(), SendError> {
-        self.0.check().await
-    }
 }
 
 fn id_of(text: &[u8]) -> [u8; 16] {
@@ -41,10 +18,32 @@ fn id_of(text: &[u8]) -> [u8; 16] {
 mod kafka {
     use super::*;
     use crate::consumer::{plaintext, read_all};
+    use postbox_engine::{Limits, Message, SendError, Sink};
     use postbox_sinks::kafka::KafkaSink;
     use postbox_testkit::services::Kafka;
+    use postbox_testkit::sink_suite;
 
     const PARTITIONS: i32 = 3;
+
+    /// The suite's messages are not routed, so the event id, which a Kafka consumer finds in the headers, is put there.
+    struct WithId<S>(S);
+
+    impl<S: Sink> Sink for WithId<S> {
+        fn limits(&self) -> Limits {
+            self.0.limits()
+        }
+        async fn send(&self, batch: &[Message]) -> Vec<Result<(), SendError>> {
+            let mut batch = batch.to_vec();
+            for message in &mut batch {
+                let id = message.id_text();
+                message.headers.push("event_id", id.as_bytes());
+            }
+            self.0.send(&batch).await
+        }
+        async fn check(&self) -> Result<(), SendError> {
+            self.0.check().await
+        }
+    }
 
     struct Shared;
     impl Harness for Shared {
