@@ -2,8 +2,8 @@
 //! database of the simulator. It alone decides which event may go next and when the cursor may pass.
 
 use crate::lanes::KeyIsHash;
-use crate::planted::{self, Bug};
 use crate::log::{HeldEvent, HeldQuery, Loaded, LogPage};
+use crate::planted::{self, Bug};
 use crate::{ClaimLimit, Claimed, Event, Settlement, Verdict};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;

@@ -251,17 +251,23 @@ impl Lanes {
         }
     }
 
-    /// The head gets `verdict`. Right behind a dead event, what was acknowledged stays acknowledged, since nothing will
-    /// be sent before it any more; the first that was not and all behind it are released, to be sent after it.
+    /// The head gets `verdict`. Right behind a dead event, what was acknowledged stays so and what is dead too stays
+    /// dead, since nothing will be sent before them any more; from the first that is neither, all are released, to be
+    /// sent after it.
     fn end(&mut self, key: u64, verdict: Verdict) {
-        let mut done = matches!(verdict, Verdict::Dead { .. });
+        let mut decided = matches!(verdict, Verdict::Dead { .. });
         self.pop(key, verdict);
         if planted::is(Bug::LaneGoesOn) && self.lanes.contains_key(&key) {
             return self.restart(key);
         }
         while let Some(lane) = self.lanes.get(&key) {
-            done &= self.slots[lane.head as usize].state == State::Done;
-            self.pop(key, if done { Verdict::Published } else { Verdict::Release });
+            let verdict = match &self.slots[lane.head as usize].state {
+                State::Done if decided => Verdict::Published,
+                State::Failed(dead @ Verdict::Dead { .. }) if decided => dead.clone(),
+                _ => Verdict::Release,
+            };
+            decided &= verdict != Verdict::Release;
+            self.pop(key, verdict);
         }
     }
 

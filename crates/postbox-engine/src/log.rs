@@ -115,7 +115,13 @@ const UNSETTLED_MAX: usize = 65_536;
 impl<L: Log> LogSource<L> {
     pub fn new(log: L, policy: DeadPolicy) -> LogSource<L> {
         let inner = Mutex::new(Inner { backlog: Backlog::new(policy), held_at: None });
-        LogSource { log, policy, inner, writing: tokio::sync::Mutex::new(Writing { changes: None, failed: false }), changed: Notify::new() }
+        LogSource {
+            log,
+            policy,
+            inner,
+            writing: tokio::sync::Mutex::new(Writing { changes: None, failed: false }),
+            changed: Notify::new(),
+        }
     }
     pub fn log(&self) -> &L {
         &self.log

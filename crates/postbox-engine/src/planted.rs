@@ -4,7 +4,10 @@
 
 /// What can be planted; each name says what goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(feature = "planted"), expect(dead_code, unreachable_pub, reason = "public with the feature; some are planted in the simulator"))]
+#[cfg_attr(
+    not(feature = "planted"),
+    expect(dead_code, unreachable_pub, reason = "public with the feature; some are planted in the simulator")
+)]
 pub enum Bug {
     /// A send without an outcome counts as success.
     UnknownIsSuccess,

@@ -5,6 +5,7 @@
 mod envelope;
 
 use crate::{Event, Message};
+use envelope::Texts;
 use serde::Deserialize;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -92,23 +93,24 @@ impl Route {
     /// # Errors
     /// Each is about this event alone.
     pub fn message(&self, event: &Event, replay: bool) -> Result<Message, RouteError> {
-        let rule = self.rules.iter().find(|rule| rule.matches(event));
+        let texts = Texts::of(event);
+        let rule = self.rules.iter().find(|rule| rule.matches(&texts));
         let destination = match (rule, event.destination()) {
             (Some(Compiled { topic: Topic::Template { parts, .. }, .. }), _) if parts.contains(&Part::Destination) => {
-                self.fill(parts, event)?
+                self.fill(parts, event, &texts)?
             }
             (_, Some(own)) => self.names().intern(|name| name.push_str(own)),
             (Some(Compiled { topic: Topic::Fixed(topic), .. }), None) => topic.clone(),
-            (Some(Compiled { topic: Topic::Template { parts }, .. }), None) => self.fill(parts, event)?,
+            (Some(Compiled { topic: Topic::Template { parts }, .. }), None) => self.fill(parts, event, &texts)?,
             (None, None) => {
-                let (aggregate_type, event_type) = (event.aggregate_type().into(), event.event_type().into());
+                let (aggregate_type, event_type) = (texts.aggregate_type.into(), texts.event_type.into());
                 return Err(RouteError::NoRule { aggregate_type, event_type });
             }
         };
         let (headers, body) = match rule.map_or(Envelope::Plain, |rule| rule.envelope) {
-            Envelope::Plain => (envelope::plain(event, replay)?, None),
-            Envelope::CloudEventsBinary => (envelope::binary(event, replay)?, None),
-            Envelope::CloudEventsStructured => envelope::structured(event, replay)?,
+            Envelope::Plain => (envelope::plain(event, &texts, replay)?, None),
+            Envelope::CloudEventsBinary => (envelope::binary(event, &texts, replay)?, None),
+            Envelope::CloudEventsStructured => envelope::structured(event, &texts, replay)?,
         };
         Ok(Message { event: event.clone(), destination, headers, body })
     }
@@ -121,7 +123,7 @@ impl Route {
         })
     }
 
-    fn fill(&self, parts: &[Part], event: &Event) -> Result<Arc<str>, RouteError> {
+    fn fill(&self, parts: &[Part], event: &Event, texts: &Texts<'_>) -> Result<Arc<str>, RouteError> {
         if event.destination().is_none() && parts.contains(&Part::Destination) {
             return Err(RouteError::NoDestination { topic: parts.iter().map(Part::text).collect() });
         }
@@ -129,8 +131,8 @@ impl Route {
             for part in parts {
                 name.push_str(match part {
                     Part::Text(text) => text,
-                    Part::AggregateType => event.aggregate_type(),
-                    Part::EventType => event.event_type(),
+                    Part::AggregateType => texts.aggregate_type,
+                    Part::EventType => texts.event_type,
                     Part::Destination => event.destination().unwrap_or_default(),
                 });
             }
@@ -160,8 +162,8 @@ impl Compiled {
             envelope: rule.envelope,
         })
     }
-    fn matches(&self, event: &Event) -> bool {
-        self.aggregate_type.matches(event.aggregate_type()) && self.event_type.matches(event.event_type())
+    fn matches(&self, texts: &Texts<'_>) -> bool {
+        self.aggregate_type.matches(texts.aggregate_type) && self.event_type.matches(texts.event_type)
     }
 }
 
@@ -287,5 +289,6 @@ impl Names {
     }
 }
 
+#[cfg(test)]
 #[cfg(test)]
 mod tests;

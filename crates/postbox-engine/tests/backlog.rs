@@ -1,4 +1,5 @@
 //! The backlog against a naive model: one list of all events with the fate of each, and a table of held rows.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 use postbox_engine::{
     Backlog, Changes, ClaimLimit, Claimed, DeadPolicy, Event, EventParts, HeldEvent, HeldState, Loaded, LogPage,
@@ -197,7 +198,8 @@ impl Test {
                     Verdict::Retry { after: Duration::from_secs(1), attempts, error }
                 }
             } else {
-                info.fate = if info.row.is_some_and(|row| row.state == HeldState::Retry) { Fate::Retry } else { Fate::Open };
+                info.fate =
+                    if info.row.is_some_and(|row| row.state == HeldState::Retry) { Fate::Retry } else { Fate::Open };
                 Verdict::Release
             };
             settlements.push(Settlement { ticket, verdict });

@@ -1,4 +1,5 @@
 //! Lanes against a naive model that keeps one list per key: what may be sent, and what every outcome means.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 use postbox_engine::{Batch, Claimed, Event, EventParts, Lanes, Outcome, Settlement, Verdict};
 use proptest::prelude::*;
@@ -92,11 +93,16 @@ impl Model {
         let idle = lane.iter().all(|(_, s)| *s != State::Sent);
         match lane[0].1.clone() {
             State::Back(Outcome::Verdict(verdict)) if idle => {
-                let mut done = matches!(verdict, Verdict::Dead { .. });
+                let mut decided = matches!(verdict, Verdict::Dead { .. });
                 self.settle(key, lane[0].0, verdict);
                 for (ticket, state) in lane.drain(..).skip(1) {
-                    done &= state == State::Back(Outcome::Published);
-                    self.settle(key, ticket, if done { Verdict::Published } else { Verdict::Release });
+                    let verdict = match state {
+                        State::Back(Outcome::Published) if decided => Verdict::Published,
+                        State::Back(Outcome::Verdict(dead @ Verdict::Dead { .. })) if decided => dead,
+                        _ => Verdict::Release,
+                    };
+                    decided &= verdict != Verdict::Release;
+                    self.settle(key, ticket, verdict);
                 }
             }
             State::Back(Outcome::Again) | State::Queued if idle && self.draining => {
@@ -285,10 +291,10 @@ fn case_o4_what_is_behind_a_failed_event_is_released_with_it() {
 
 #[test]
 fn what_overtook_a_released_event_behind_a_dead_one_is_released_too() {
-    let mut lanes = lanes_with(true, &[1, 1, 1, 1]);
+    let mut lanes = lanes_with(true, &[1, 1, 1, 1, 1]);
     let batch = lanes.next_batch(10, usize::MAX).unwrap();
-    lanes.complete(&batch, vec![outcome(0), Outcome::Published, outcome(1), Outcome::Published]);
-    let verdicts: Vec<_> = lanes.settled().into_iter().map(|s| s.verdict).skip(1).collect();
+    lanes.complete(&batch, vec![outcome(0), outcome(0), Outcome::Published, outcome(1), Outcome::Published]);
+    let verdicts: Vec<_> = lanes.settled().into_iter().map(|s| s.verdict).skip(2).collect();
     assert_eq!(verdicts, [Verdict::Published, Verdict::Release, Verdict::Release]);
 }
 

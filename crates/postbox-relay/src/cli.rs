@@ -41,6 +41,7 @@ enum Command {
     #[command(after_help = "\
 Ctrl-C or SIGTERM lets sends in flight finish (relay.drain_timeout) and hands over to the next relay at once; a second
 signal ends at once. Without a database in the configuration it uses the file postbox.db here, and makes it.
+Events and the log go different ways: events where the stream's sink says, the log to stderr (RUST_LOG=debug says more).
 
 Examples:
   postbox relay --demo

@@ -14,6 +14,8 @@ const DRAW_EVERY: Duration = Duration::from_millis(500);
 const LOG_EVERY: Duration = Duration::from_secs(30);
 /// How often the database is asked for lag and held events; an idle relay makes few statements.
 const ASK_EVERY: Duration = Duration::from_secs(2);
+/// A lease that is free is ours by then.
+const LEASE_COMES_WITHIN: Duration = Duration::from_secs(1);
 /// The width that every terminal has; a longer line would not be cleared whole.
 const WIDTH: usize = 79;
 
@@ -26,13 +28,17 @@ struct Watched {
 }
 
 /// Tells until the future is dropped.
-pub(crate) async fn tell(screen: Screen, streams: Vec<(Arc<str>, Arc<Counters>)>, admin: AnyAdmin) {
+pub(crate) async fn tell(screen: Screen, streams: Vec<(Arc<str>, Arc<Counters>)>, admin: Option<AnyAdmin>) {
     let now = Instant::now();
     let watch = |(name, counters): (Arc<str>, Arc<Counters>)| {
         let before = counters.snapshot();
         Watched { name, counters, before, at: now }
     };
     let mut streams: Vec<Watched> = streams.into_iter().map(watch).collect();
+    tokio::time::sleep(LEASE_COMES_WITHIN).await;
+    for watched in &streams {
+        explain_waiting(watched, admin.as_ref()).await;
+    }
     if !is_terminal() {
         loop {
             tokio::time::sleep(LOG_EVERY).await;
@@ -42,8 +48,7 @@ pub(crate) async fn tell(screen: Screen, streams: Vec<(Arc<str>, Arc<Counters>)>
     let (mut asked, mut status) = (None::<Instant>, Vec::new());
     loop {
         if asked.is_none_or(|at| at.elapsed() >= ASK_EVERY) {
-            // Without an answer, the relay's own log line says why; the counters go on.
-            status = admin.status().await.unwrap_or_default();
+            status = ask(admin.as_ref()).await;
             asked = Some(Instant::now());
         }
         let line = |watched: &mut Watched| {
@@ -54,6 +59,26 @@ pub(crate) async fn tell(screen: Screen, streams: Vec<(Arc<str>, Arc<Counters>)>
         let lines: Vec<String> = streams.iter_mut().map(line).collect();
         screen.draw(&clip(&lines.join(" | ")));
         tokio::time::sleep(DRAW_EVERY).await;
+    }
+}
+
+/// Without an answer the relay's own log line says why, and the counters go on.
+async fn ask(admin: Option<&AnyAdmin>) -> Vec<StreamStatus> {
+    match admin {
+        Some(admin) => admin.status().await.unwrap_or_default(),
+        None => Vec::new(),
+    }
+}
+
+/// A relay that does nothing says whom it waits for.
+async fn explain_waiting(watched: &Watched, admin: Option<&AnyAdmin>) {
+    let now = watched.counters.snapshot();
+    if now.leading || now.last_error.is_some() {
+        return; // an error was logged already
+    }
+    let status = ask(admin).await.into_iter().find(|status| status.stream == *watched.name);
+    if let Some(owner) = status.and_then(|status| status.owner) {
+        tracing::info!(stream = %watched.name, %owner, "standing by: another relay holds the lease");
     }
 }
 

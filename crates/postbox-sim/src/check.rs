@@ -156,7 +156,8 @@ impl World {
                 Err(error) => {
                     self.keys[info.key].trouble = (epoch, step);
                     // The database waits by its own clock, which may be the faster one.
-                    let pause = error.retry_after.filter(|_| head).map(|pause| millis(pause) * 1_000 / clock.max(1_000));
+                    let pause =
+                        error.retry_after.filter(|_| head).map(|pause| millis(pause) * 1_000 / clock.max(1_000));
                     info.not_before = pause.map(|pause| (epoch, now + pause));
                 }
             }
@@ -214,7 +215,9 @@ impl World {
     pub(crate) fn check_counts(&mut self, changes: &Changes<Mark>, passed: u32, id_max: i64) {
         let right = changes.events == passed && (passed == 0 || changes.max_id == id_max);
         let (events, max_id) = (changes.events, changes.max_id);
-        self.require(right, |_| format!("the cursor counts {events} up to {max_id}, it passes {passed} up to {id_max}"));
+        self.require(right, |_| {
+            format!("the cursor counts {events} up to {max_id}, it passes {passed} up to {id_max}")
+        });
     }
 
     /// A held row is written.
@@ -233,7 +236,9 @@ impl World {
         };
         self.require(reason, |_| format!("event {id} is held as {state:?} without a reason"));
         let spent = attempts <= answers;
-        self.require(spent, |_| format!("event {id} has spent {attempts} attempts, the broker answered {answers} times"));
+        self.require(spent, |_| {
+            format!("event {id} has spent {attempts} attempts, the broker answered {answers} times")
+        });
         // The same change again is a repetition, which is harmless.
         let open = !reopened || matches!(state, HeldState::Done | HeldState::Dead);
         self.require(open, |_| format!("event {id} was published or dead, and is held again as {state:?}"));
@@ -266,7 +271,7 @@ impl World {
             };
             let overtook = |&&later: &&usize| {
                 let later = &self.events[later];
-                later.deliveries > 0 && later.first_at < first && later.last_at < first
+                later.deliveries > 0 && later.last_at < first && !self.may_be_dead(later)
             };
             let last = self.keys[key].order[place..].iter().find(overtook).copied();
             if let Some(later) = last {

@@ -4,9 +4,7 @@
 use crate::plan::{between, chance};
 use crate::process::{Death, Process};
 use crate::world::{Mark, Shared, World};
-use postbox_engine::{
-    Changes, ClaimLimit, HeldPage, HeldQuery, Loaded, Log, LogPage, SourceError, SourceErrorKind,
-};
+use postbox_engine::{Changes, ClaimLimit, HeldPage, HeldQuery, Loaded, Log, LogPage, SourceError, SourceErrorKind};
 use std::future::pending;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -54,8 +52,10 @@ impl SimLog {
         let arrives = !down && chance(rng, 600);
         // Done and then lost; or done late, when the caller has given up and perhaps somebody else leads.
         let late = chance(rng, 400);
-        let there = if late { ms(between(rng, 100, 12_000)) } else { there };
-        let patience = ms(if late { between(rng, 50, 3_000) } else { rng.below(5) });
+        let patience = if late { between(rng, 50, 3_000) } else { rng.below(5) };
+        let behind = if chance(rng, 600) { rng.below(60) } else { rng.below(9_000) };
+        let there = if late { ms(patience + behind) } else { there };
+        let patience = ms(patience);
         Fate { there, back: ms(30_000), arrives, patience }
     }
 

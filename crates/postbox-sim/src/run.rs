@@ -78,8 +78,7 @@ async fn storm_and_calm(shared: &Arc<Shared>, plan: &Plan) {
     let relays: Vec<_> =
         (0..plan.relays).map(|slot| tokio::spawn(supervise(shared.clone(), slot, stop.clone()))).collect();
     let locks: Vec<_> = (0..plan.keys).map(|_| Arc::new(tokio::sync::Mutex::new(()))).collect();
-    let writers: Vec<_> =
-        (0..plan.writers).map(|_| tokio::spawn(write(shared.clone(), locks.clone()))).collect();
+    let writers: Vec<_> = (0..plan.writers).map(|_| tokio::spawn(write(shared.clone(), locks.clone()))).collect();
     sleep(Duration::from_millis(plan.storm)).await;
     for writer in writers {
         writer.await.expect("a writer does not panic");
@@ -96,6 +95,8 @@ async fn storm_and_calm(shared: &Arc<Shared>, plan: &Plan) {
         stuck.truncate(5);
         return world.violated(format!("events {stuck:?} are not settled long after the storm"));
     }
+    // What was on its way when the storm ended may still fail; a stop after that finds nothing in its way.
+    sleep(Duration::from_secs(20)).await;
     stop.notify_waiters();
     for relay in relays {
         relay.await.expect("a supervisor does not panic");
@@ -200,8 +201,7 @@ fn start(shared: &Arc<Shared>, instance: u64) -> Incarnation {
         let dies_at = world.roll(crash).then(|| (world.rng.below(80), chance(&mut world.rng, 500)));
         world.note(Kind::Start, instance, 0, 0);
         let (plan, seed) = (&world.plan, world.trace.hash);
-        let retry =
-            Retry { base: plan.retry_base, pause_max: plan.retry_pause_max, attempts_max: plan.attempts_max };
+        let retry = Retry { base: plan.retry_base, pause_max: plan.retry_pause_max, attempts_max: plan.attempts_max };
         let options = RelayOptions {
             stream: "sim".into(),
             events_max: plan.events_max,
@@ -217,8 +217,7 @@ fn start(shared: &Arc<Shared>, instance: u64) -> Incarnation {
     let log = LogSource::new(SimLog::new(shared.clone(), process.clone()), policy);
     let source = Arc::new(Watched::new(log, shared.clone(), process.clone()));
     let sink = Arc::new(SimSink::new(shared.clone(), process.clone()));
-    let rule =
-        Rule { aggregate_type: None, event_type: None, topic: "events".into(), envelope: Envelope::Plain };
+    let rule = Rule { aggregate_type: None, event_type: None, topic: "events".into(), envelope: Envelope::Plain };
     let route = Route::new(vec![rule]).expect("a fixed topic is a topic");
     let relay = Relay::new(source, sink, route, options);
     let counters = relay.counters();
@@ -346,7 +345,8 @@ async fn stop_relay(shared: &Arc<Shared>, mut running: Incarnation, calm: bool) 
     let stop = running.stop.take().expect("a relay is stopped once");
     let _ = stop.send(());
     running.process.resume();
-    let patience = if calm { shared.world().plan.drain_timeout + Duration::from_secs(30) } else { Duration::from_secs(120) };
+    let patience =
+        if calm { shared.world().plan.drain_timeout + Duration::from_secs(30) } else { Duration::from_secs(120) };
     let ended = tokio::select! {
         biased; // it may still crash while it stops
         () = running.process.died.notified() => return crash(shared, &running),

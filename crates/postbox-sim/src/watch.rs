@@ -4,9 +4,7 @@
 use crate::log::SimLog;
 use crate::process::Process;
 use crate::world::{Shared, World, index};
-use postbox_engine::{
-    Claim, ClaimLimit, DeadPolicy, LogSource, Settlement, Source, SourceError, Verdict,
-};
+use postbox_engine::{Claim, ClaimLimit, DeadPolicy, LogSource, Settlement, Source, SourceError, Verdict};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -183,7 +183,13 @@ impl World {
     }
 
     /// Inserts an event into an open transaction; returns its id.
-    pub(crate) fn insert(&mut self, make: impl FnOnce(i64) -> Event, key: usize, nature: Nature, available_at: u64) -> i64 {
+    pub(crate) fn insert(
+        &mut self,
+        make: impl FnOnce(i64) -> Event,
+        key: usize,
+        nature: Nature,
+        available_at: u64,
+    ) -> i64 {
         let id = i64::try_from(self.events.len() + 1).expect("runs are small");
         self.events.push(Info {
             event: make(id),

@@ -28,6 +28,10 @@ const WATCH: Duration = Duration::from_millis(500);
 /// librdkafka's queue is full: at full speed it has room again about this much later.
 const QUEUE_PAUSE: Duration = Duration::from_millis(2);
 
+/// How often, and how far apart, brokers are asked before a topic is called missing.
+const CHECKS: u32 = 5;
+const CHECK_PAUSE: Duration = Duration::from_millis(200);
+
 /// Sends events to Kafka.
 pub struct KafkaSink {
     client: ClientConfig,
@@ -97,13 +101,22 @@ impl KafkaSink {
     /// # Errors
     /// No broker answers.
     pub async fn check_topics(&self, names: &[&str]) -> Result<Vec<String>, SendError> {
-        let metadata = self.metadata().await?;
-        let wrong = |name: &&str| match topics::check_name(name) {
-            Err(why) => Some(why),
-            Ok(()) if metadata.topics().iter().any(|topic| topic.name() == *name) => None,
-            Ok(()) => Some(self.place.missing(name)),
-        };
-        Ok(names.iter().filter_map(wrong).collect())
+        let mut tries = 0;
+        loop {
+            let metadata = self.metadata().await?;
+            let wrong = |name: &&str| match topics::check_name(name) {
+                Err(why) => Some(why),
+                Ok(()) if metadata.topics().iter().any(|topic| topic.name() == *name) => None,
+                Ok(()) => Some(self.place.missing(name)),
+            };
+            let found: Vec<String> = names.iter().filter_map(wrong).collect();
+            tries += 1;
+            // A topic that was made a moment ago is not known to every broker yet.
+            if found.is_empty() || tries == CHECKS {
+                return Ok(found);
+            }
+            tokio::time::sleep(CHECK_PAUSE).await;
+        }
     }
 }
 

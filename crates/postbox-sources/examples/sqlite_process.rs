@@ -1,7 +1,7 @@
 //! A writer or a relay on a SQLite file in a process of its own: for tests that kill it, and to read.
 //!
 //!     sqlite_process write FILE KEYS COUNT     orders with their events, one transaction each; resumes where it stopped
-//!     sqlite_process relay FILE NAME           prints each event as `key n`, then settles it; a lease of 400 ms
+//!     sqlite_process relay FILE NAME           prints each event as `key n`, then settles it; a lease of one second
 //!     sqlite_process full FILE FILLER          fills the disk with FILLER, and tells what a relay says of it
 
 use postbox_engine::{ClaimLimit, DeadPolicy, LogSource, Settlement, Source, SourceErrorKind, Verdict};
@@ -46,11 +46,19 @@ fn write(file: &Path, keys: &str, count: i64) -> Result<(), Box<dyn Error>> {
 }
 
 async fn relay(file: &Path, name: &str) -> Result<(), Box<dyn Error>> {
-    let options = Options { lease: Duration::from_millis(400), relay: name.into(), ..Options::new(file) };
+    let options = Options { lease: Duration::from_secs(1), relay: name.into(), ..Options::new(file) };
     let source = LogSource::new(SqliteLog::new(options), DeadPolicy::Skip);
     source.acquire().await?;
+    let mut renewal = tokio::time::interval(Duration::from_millis(200));
     loop {
-        let claim = source.claim(LIMIT).await?;
+        let claim = tokio::select! {
+            biased; // the lease first: without it nothing may be sent
+            _ = renewal.tick() => {
+                source.renew().await?;
+                continue;
+            }
+            claim = source.claim(LIMIT) => claim?,
+        };
         for claimed in &claim.events {
             let n = String::from_utf8_lossy(claimed.event.payload().unwrap_or_default()).into_owned();
             say(format_args!("{} {n}", claimed.event.aggregate_id()));

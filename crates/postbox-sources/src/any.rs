@@ -9,7 +9,7 @@ use std::time::Duration;
 pub enum AnySource {
     Memory(LogSource<crate::memory::MemoryLog>),
     #[cfg(feature = "postgres")]
-    Postgres(LogSource<crate::postgres::PostgresLog>),
+    Postgres(Box<LogSource<crate::postgres::PostgresLog>>),
     #[cfg(feature = "sqlite")]
     Sqlite(LogSource<crate::sqlite::SqliteLog>),
 }
@@ -29,7 +29,8 @@ macro_rules! inner {
 
 impl Source for AnySource {
     async fn acquire(&self) -> Result<Duration, SourceError> {
-        inner!(self, source => source.acquire().await)
+        // Boxed: it is large on PostgreSQL, and rare.
+        inner!(self, source => Box::pin(source.acquire()).await)
     }
     async fn renew(&self) -> Result<Duration, SourceError> {
         inner!(self, source => source.renew().await)

@@ -70,7 +70,8 @@ pub fn build(config: &SourceConfig) -> Result<AnySource, SourceError> {
                 dead: config.policy,
                 ..postgres::PostgresOptions::new(url)
             };
-            Ok(AnySource::Postgres(LogSource::new(postgres::PostgresLog::new(options), config.policy)))
+            let source = LogSource::new(postgres::PostgresLog::new(options), config.policy);
+            Ok(AnySource::Postgres(Box::new(source)))
         }
         #[cfg(feature = "sqlite")]
         Database::Sqlite(path) => {

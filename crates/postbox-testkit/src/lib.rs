@@ -6,7 +6,9 @@ pub mod services;
 pub mod sink_suite;
 pub mod source_suite;
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
 use std::time::Duration;
 
 /// A rule that takes longer hangs: no wait in the suites is longer than a third of it.
@@ -21,4 +23,20 @@ pub fn run_rule(rule: impl Future<Output = ()>) {
     let runtime = runtime.expect("a runtime starts");
     let limited = async { tokio::time::timeout(RULE_MAX, rule).await };
     assert!(runtime.block_on(limited).is_ok(), "the rule hangs: nothing for {RULE_MAX:?}");
+}
+
+/// Runs a call and drops it, unless it is done before: after one to four polls, or after `pause` times the square of
+/// the step, so that growing steps cut it at every stage of its work.
+async fn cut_short<F: Future>(call: F, step: u32, pause: Duration) -> Option<F::Output> {
+    let mut call = pin!(call);
+    for _ in 0..=step % 4 {
+        if let Poll::Ready(output) = poll_fn(|cx| Poll::Ready(call.as_mut().poll(cx))).await {
+            return Some(output);
+        }
+        tokio::task::yield_now().await;
+    }
+    if step.is_multiple_of(3) {
+        return None;
+    }
+    tokio::time::timeout(pause * step * step, call).await.ok() // a timer ticks in milliseconds
 }

@@ -7,8 +7,7 @@ use std::process::{Command, Stdio};
 fn its_orders_arrive_and_it_stops_cleanly() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_embedded"));
-    let mut service =
-        command.current_dir(folder.path()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut service = command.current_dir(folder.path()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // Each event is a line; the pipe ends if the service does.
     let lines: Vec<String> =
         BufReader::new(service.stdout.take().unwrap()).lines().take(3).map(Result::unwrap).collect();

@@ -13,35 +13,62 @@ const JSON: &str = "application/json";
 
 type Built<T> = Result<T, RouteError>;
 
+/// The texts of an event, each looked up once: a look-up checks the encoding.
+pub(super) struct Texts<'a> {
+    pub(super) aggregate_type: &'a str,
+    pub(super) event_type: &'a str,
+    media_type: &'a str,
+    headers: &'a str,
+}
+
+impl<'a> Texts<'a> {
+    pub(super) fn of(event: &'a Event) -> Texts<'a> {
+        let media_type = match event.content_type() {
+            "" => JSON,
+            given => given,
+        };
+        let (aggregate_type, event_type) = (event.aggregate_type(), event.event_type());
+        Texts { aggregate_type, event_type, media_type, headers: event.headers() }
+    }
+
+    /// A buffer that takes the row's own headers and so many bytes more, so that it is allocated once.
+    fn buffer(&self, more: usize) -> Headers {
+        let own = if self.headers.len() > 2 { self.headers.len() * 2 } else { 0 };
+        Headers::with_capacity(self.aggregate_type.len() + self.event_type.len() + own + more)
+    }
+}
+
 /// The event's fields as headers, but only those that say something: each header costs at the broker.
-pub(super) fn plain(event: &Event, replay: bool) -> Built<Headers> {
-    let mut headers = Headers::with_capacity(capacity(event));
+pub(super) fn plain(event: &Event, texts: &Texts<'_>, replay: bool) -> Built<Headers> {
+    let seq = event.aggregate_seq();
+    let odd = texts.media_type != JSON || event.schema_version() != 1 || seq.is_some() || replay;
+    let mut headers = texts.buffer(if odd { 256 + texts.media_type.len() } else { 128 });
     headers.push("event_id", &uuid_text(event.event_id()));
-    headers.push("event_type", event.event_type().as_bytes());
-    headers.push("aggregate_type", event.aggregate_type().as_bytes());
-    if media_type(event) != JSON {
-        headers.push("content_type", media_type(event).as_bytes());
+    headers.push("event_type", texts.event_type.as_bytes());
+    headers.push("aggregate_type", texts.aggregate_type.as_bytes());
+    if texts.media_type != JSON {
+        headers.push("content_type", texts.media_type.as_bytes());
     }
     if event.schema_version() != 1 {
         headers.push("schema_version", Number::new(event.schema_version().into()).bytes());
     }
-    if let Some(seq) = event.aggregate_seq() {
+    if let Some(seq) = seq {
         headers.push("aggregate_seq", Number::new(seq).bytes());
     }
     if replay {
         headers.push("replay", b"true");
     }
-    own_headers(event, &mut headers)?;
+    own_headers(texts.headers, &mut headers)?;
     Ok(headers)
 }
 
 /// CloudEvents 1.0, binary content mode.
-pub(super) fn binary(event: &Event, replay: bool) -> Built<Headers> {
-    let mut headers = Headers::with_capacity(capacity(event) + 160);
+pub(super) fn binary(event: &Event, texts: &Texts<'_>, replay: bool) -> Built<Headers> {
+    let mut headers = texts.buffer(384 + texts.media_type.len() + event.aggregate_id().len());
     headers.push("ce_specversion", b"1.0");
     headers.push("ce_id", &uuid_text(event.event_id()));
-    headers.push("ce_source", source(event).as_bytes());
-    headers.push("ce_type", event.event_type().as_bytes());
+    headers.push("ce_source", source(texts.aggregate_type).as_bytes());
+    headers.push("ce_type", texts.event_type.as_bytes());
     headers.push("ce_subject", event.aggregate_id().as_bytes());
     headers.push("ce_time", rfc3339(event.created_at()).as_bytes());
     if event.schema_version() != 1 {
@@ -53,16 +80,16 @@ pub(super) fn binary(event: &Event, replay: bool) -> Built<Headers> {
     if replay {
         headers.push("ce_replay", b"true");
     }
-    headers.push("content-type", media_type(event).as_bytes());
-    own_headers(event, &mut headers)?;
+    headers.push("content-type", texts.media_type.as_bytes());
+    own_headers(texts.headers, &mut headers)?;
     Ok(headers)
 }
 
 /// CloudEvents 1.0, structured content mode, JSON format.
-pub(super) fn structured(event: &Event, replay: bool) -> Built<(Headers, Option<Bytes>)> {
-    let mut headers = Headers::with_capacity(64 + event.headers().len() * 2);
+pub(super) fn structured(event: &Event, texts: &Texts<'_>, replay: bool) -> Built<(Headers, Option<Bytes>)> {
+    let mut headers = texts.buffer(64);
     headers.push("content-type", b"application/cloudevents+json");
-    own_headers(event, &mut headers)?;
+    own_headers(texts.headers, &mut headers)?;
 
     let payload = event.payload().unwrap_or_default();
     let mut out = String::with_capacity(payload.len() * 4 / 3 + 256 + event.aggregate_id().len());
@@ -70,11 +97,11 @@ pub(super) fn structured(event: &Event, replay: bool) -> Built<(Headers, Option<
     let id = std::str::from_utf8(&id).expect("hex digits and dashes");
     let _ = write!(out, r#"{{"specversion":"1.0","id":"{id}""#); // writing to a string cannot fail
     for (name, value) in [
-        ("source", source(event).as_str()),
-        ("type", event.event_type()),
+        ("source", source(texts.aggregate_type).as_str()),
+        ("type", texts.event_type),
         ("subject", event.aggregate_id()),
         ("time", rfc3339(event.created_at()).as_str()),
-        ("datacontenttype", media_type(event)),
+        ("datacontenttype", texts.media_type),
     ] {
         let value = serde_json::to_string(value).expect("text is JSON");
         let _ = write!(out, r#","{name}":{value}"#);
@@ -88,7 +115,7 @@ pub(super) fn structured(event: &Event, replay: bool) -> Built<(Headers, Option<
     if replay {
         out.push_str(r#","replay":true"#);
     }
-    match event.payload().map(|payload| embeddable(event, payload).ok_or(payload)) {
+    match event.payload().map(|payload| embeddable(texts.media_type, payload).ok_or(payload)) {
         None => {} // a tombstone has no data
         Some(Ok(json)) => {
             out.push_str(r#","data":"#);
@@ -104,30 +131,17 @@ pub(super) fn structured(event: &Event, replay: bool) -> Built<(Headers, Option<
     Ok((headers, Some(Bytes::from(out))))
 }
 
-fn media_type(event: &Event) -> &str {
-    if event.content_type().is_empty() { JSON } else { event.content_type() }
-}
-
-/// What the headers take, so that they are allocated once.
-fn capacity(event: &Event) -> usize {
-    let fixed = 128 + event.event_type().len() + event.aggregate_type().len();
-    let odd = media_type(event) != JSON || event.schema_version() != 1 || event.aggregate_seq().is_some();
-    let own = if event.headers().len() > 2 { event.headers().len() * 2 } else { 0 };
-    fixed + own + if odd { 128 } else { 0 }
-}
-
 /// The payload as JSON text, if that is what it is. A payload that only claims to be JSON would break the document
 /// around it, so it is checked here (without recursion: depth is no limit) and goes as base64 otherwise.
-fn embeddable<'a>(event: &Event, payload: &'a [u8]) -> Option<&'a str> {
-    let media = media_type(event).split(';').next().unwrap_or_default().trim();
+fn embeddable<'a>(media_type: &str, payload: &'a [u8]) -> Option<&'a str> {
+    let media = media_type.split(';').next().unwrap_or_default().trim();
     let is_json = media.eq_ignore_ascii_case(JSON) || media.to_ascii_lowercase().ends_with("+json");
     let text = is_json.then(|| std::str::from_utf8(payload).ok())??;
     serde_json::from_str::<serde::de::IgnoredAny>(text).ok().map(|_| text)
 }
 
 /// The row's own headers, in their order.
-fn own_headers(event: &Event, into: &mut Headers) -> Built<()> {
-    let text = event.headers();
+fn own_headers(text: &str, into: &mut Headers) -> Built<()> {
     if text.is_empty() || text == "{}" {
         return Ok(());
     }
@@ -200,10 +214,10 @@ fn check_name(name: &str) -> Result<(), String> {
 }
 
 /// The context of the event, as a relative URI reference: `/order`.
-fn source(event: &Event) -> String {
-    let mut out = String::with_capacity(1 + event.aggregate_type().len());
+fn source(aggregate_type: &str) -> String {
+    let mut out = String::with_capacity(1 + aggregate_type.len());
     out.push('/');
-    for byte in event.aggregate_type().bytes() {
+    for byte in aggregate_type.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
             out.push(byte.into());
         } else {

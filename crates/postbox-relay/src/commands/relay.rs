@@ -40,7 +40,8 @@ async fn relay(config: &Config, args: &RelayArgs) -> Result<(), Failure> {
     let runner = Runner::new(config)?;
     let shop = shop.map(|path| demo::open(&path, &config.source.schema)).transpose()?;
     announce(config, &screen, shop.is_some());
-    let telling = tokio::spawn(live::tell(screen.clone(), runner.counters(), database::admin(config)?));
+    // Events made in memory have no database to ask.
+    let telling = tokio::spawn(live::tell(screen.clone(), runner.counters(), database::admin(config).ok()));
     let outcome = runner.run(signals.stop()).await;
     telling.abort();
     screen.clear();

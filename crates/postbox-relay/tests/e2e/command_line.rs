@@ -49,8 +49,34 @@ fn usage_errors_end_with_2_and_say_what_to_write() {
         ended.failed_with(2, &["mysql://", "sqlite:"]);
         assert!(!ended.stderr.contains("s3cret"), "{}", ended.stderr);
     }
-    let folder = Folder::new().env("POSTBOX__STREAM__MAIN__SINK", "kafka");
-    folder.run(&["relay"]).failed_with(2, &["[stream.main.kafka]"]);
+}
+
+#[cfg(feature = "kafka")]
+#[test]
+fn a_sink_without_its_table_and_an_option_that_breaks_a_promise_are_refused() {
+    let kafka = || Folder::new().env("POSTBOX__STREAM__MAIN__SINK", "kafka");
+    kafka().run(&["relay"]).failed_with(2, &["[stream.main.kafka]"]);
+    let wrong = kafka().env("POSTBOX__STREAM__MAIN__KAFKA__BROKERS", "127.0.0.1:1");
+    let wrong = wrong.env("POSTBOX__STREAM__MAIN__KAFKA__OPTIONS__ACKS", "1");
+    wrong.run(&["relay"]).failed_with(2, &["acks", "cannot be set"]);
+}
+
+#[cfg(all(feature = "kafka", not(feature = "kafka-tls")))]
+#[test]
+fn a_build_without_tls_says_so() {
+    let folder = Folder::with_config(
+        "[stream.main]\nsink = \"kafka\"\n[stream.main.kafka]\nbrokers = \"h:9093\"\nsecurity = \"ssl\"\n",
+    );
+    folder.run(&["relay"]).failed_with(2, &["no TLS/SASL", "--features kafka-tls"]);
+    let check = folder.run(&["check"]);
+    assert!(check.code == Some(3) && check.stdout.contains("kafka-tls"), "{check:?}");
+}
+
+#[cfg(not(feature = "kafka"))]
+#[test]
+fn a_build_without_kafka_says_so() {
+    let folder = Folder::with_config("[stream.main]\nsink = \"kafka\"\n[stream.main.kafka]\nbrokers = \"h:9092\"\n");
+    folder.run(&["relay"]).failed_with(2, &["this build has no kafka sink", "--features kafka"]);
 }
 
 #[test]

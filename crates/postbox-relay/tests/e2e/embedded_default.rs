@@ -58,6 +58,15 @@ fn case_v4_what_was_written_without_a_relay_comes_with_the_next_one() {
 }
 
 #[test]
+fn events_from_memory_need_no_database() {
+    let folder = Folder::new().env("DATABASE_URL", "memory:3000");
+    let relay = folder.relay(&[]);
+    relay.stdout.wait_until(|lines| lines.len() == 3_000);
+    relay.stop();
+    assert!(!folder.file("postbox.db").exists());
+}
+
+#[test]
 fn case_l4_a_second_signal_ends_at_once() {
     // A reader that does not read: the send has no outcome, so the drain would last.
     let folder = Folder::new().env("POSTBOX__RELAY__DRAIN_TIMEOUT", "10m");

@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -81,7 +82,7 @@ impl Folder {
             return self.run(args);
         }
         let mut relay = self.relay(&[]);
-        relay.stderr.wait_until(|lines| relay_has_tried(lines));
+        relay.stderr.wait_until(relay_has_tried);
         relay.signal("TERM");
         let code = Some(relay.wait());
         Ended { code, stdout: relay.stdout.text(), stderr: relay.stderr.text() }
@@ -133,7 +134,14 @@ impl Ended {
 
 /// The lines that a process wrote so far.
 #[derive(Clone, Default)]
-pub(crate) struct Lines(Arc<(Mutex<(Vec<String>, bool)>, Condvar)>);
+pub(crate) struct Lines(Arc<Said>);
+
+#[derive(Default)]
+struct Said {
+    lines: Mutex<Vec<String>>,
+    ended: AtomicBool,
+    changed: Condvar,
+}
 
 impl Lines {
     fn read(pipe: impl Read + Send + 'static) -> Lines {
@@ -141,17 +149,17 @@ impl Lines {
         let writer = lines.clone();
         std::thread::spawn(move || {
             for line in BufReader::new(pipe).lines().map_while(Result::ok) {
-                writer.0.0.lock().unwrap().0.push(line);
-                writer.0.1.notify_all();
+                writer.0.lines.lock().unwrap().push(line);
+                writer.0.changed.notify_all();
             }
-            writer.0.0.lock().unwrap().1 = true;
-            writer.0.1.notify_all();
+            writer.0.ended.store(true, SeqCst);
+            writer.0.changed.notify_all();
         });
         lines
     }
 
     pub(crate) fn all(&self) -> Vec<String> {
-        self.0.0.lock().unwrap().0.clone()
+        self.0.lines.lock().unwrap().clone()
     }
 
     pub(crate) fn text(&self) -> String {
@@ -161,14 +169,16 @@ impl Lines {
     /// Waits until the lines so far are as wanted.
     pub(crate) fn wait_until(&self, wanted: impl Fn(&[String]) -> bool) -> Vec<String> {
         let deadline = Instant::now() + DEADLINE;
-        let mut lines = self.0.0.lock().unwrap();
+        let mut lines = self.0.lines.lock().unwrap();
         loop {
-            if wanted(&lines.0) {
-                return lines.0.clone();
+            let ended = self.0.ended.load(SeqCst); // before the look: what it wrote last is seen
+            if wanted(&lines) {
+                return lines.clone();
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            assert!(!left.is_zero() && !lines.1, "not seen; it said:\n{}", lines.0.join("\n"));
-            lines = self.0.1.wait_timeout(lines, left).unwrap().0;
+            assert!(!left.is_zero() && !ended, "not seen; it said:\n{}", lines.join("\n"));
+            // Its end is not announced under the lock, so no wait is long.
+            lines = self.0.changed.wait_timeout(lines, left.min(Duration::from_millis(100))).unwrap().0;
         }
     }
 
@@ -214,6 +224,7 @@ impl Running {
         let deadline = Instant::now() + DEADLINE;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
+                until("its last words are read", || self.stderr.0.ended.load(SeqCst));
                 return status.code().unwrap_or_else(|| 128 + status.signal().unwrap());
             }
             assert!(Instant::now() < deadline, "it does not end; it said:\n{}", self.stderr.text());
@@ -227,6 +238,7 @@ impl Running {
         assert_eq!(self.wait(), 0, "{}", self.stderr.text());
     }
 
+    #[cfg(feature = "kafka")]
     pub(crate) fn kill(mut self) {
         self.signal("KILL");
         assert_eq!(self.wait(), 128 + 9);

@@ -1,8 +1,8 @@
 //! PostgreSQL to a real Kafka broker, with a real consumer at the end.
 
 use crate::harness::{DEADLINE, Folder, until};
-use crate::postgres::{execute, migrated, two};
-use postbox_testkit::services::{Kafka, free_port};
+use crate::postgres::{execute, migrated};
+use postbox_testkit::services::{Kafka, Mode, TcpProxy, free_port};
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::message::{Headers, Message};
@@ -230,6 +230,21 @@ fn a_broker_address_where_nobody_listens_is_named() {
 }
 
 #[test]
+fn case_l4_a_drain_without_answers_ends_at_its_deadline_with_0() {
+    let proxy = TcpProxy::start(Kafka::shared().port()).unwrap();
+    proxy.set(Mode::Silent); // it takes what is sent, and never answers
+    let (folder, database) = to_topic(&format!("127.0.0.1:{}", proxy.port()), "orders", "", "");
+    let folder = folder.env("POSTBOX__RELAY__DRAIN_TIMEOUT", "1s").env("POSTBOX__RELAY__SEND_TIMEOUT", "10m");
+    write(&database, 10, 1, 100);
+    let relay = folder.leading_relay();
+    until("the relay sends", || proxy.accepted() > 0);
+    let stderr = relay.stderr.clone();
+    relay.stop();
+    stderr.wait_for("stopped at relay.drain_timeout: 100 events");
+    assert_eq!(main_status(&folder)["pending"], 100);
+}
+
+#[test]
 fn case_l1_a_relay_killed_in_mid_batch_loses_nothing() {
     let (folder, database, topic) = ready("", "");
     let folder = folder.env("POSTBOX__RELAY__LEASE", "2s");
@@ -253,7 +268,8 @@ fn case_l1_a_relay_killed_in_mid_batch_loses_nothing() {
 fn case_l2_a_relay_paused_beyond_its_lease_changes_nothing_afterwards() {
     let (folder, database, topic) = ready("", "");
     let folder = folder.env("POSTBOX__RELAY__LEASE", "2s");
-    let (first, second) = two(&folder);
+    let first = folder.leading_relay();
+    let second = folder.relay(&[]);
     write(&database, 20, 1, 100);
     let mut reader = Reader::new(&Kafka::shared().bootstrap(), &topic);
     reader.until_in_order(100);

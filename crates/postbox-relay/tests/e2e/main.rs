@@ -1,7 +1,12 @@
 //! The built program against real servers, as a user runs it: its output, its exit codes, what arrives.
 
+#![allow(clippy::unwrap_used)] // it is a test's report
+
 mod command_line;
 mod embedded_default;
 mod harness;
+#[cfg(feature = "kafka")]
 mod kafka;
 mod postgres;
+#[cfg(feature = "webhook")]
+mod webhook;

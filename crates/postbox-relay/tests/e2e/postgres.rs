@@ -1,6 +1,6 @@
 //! What a PostgreSQL server can have against us: each ends with its name and the remedy, or is waited out.
 
-use crate::harness::{DEADLINE, Folder, Running, until};
+use crate::harness::{DEADLINE, Folder, until};
 use postbox_testkit::services::{Mode, PgVersion, Postgres, TcpProxy};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -137,6 +137,7 @@ fn a_clean_stop_hands_over_at_once() {
     let folder = folder.env("POSTBOX__RELAY__LEASE", "10m"); // so the second one never gets it by waiting
     let first = folder.leading_relay();
     let second = folder.relay(&[]);
+    second.stderr.wait_for("standing by: another relay holds the lease");
     let id = folder.ok(&["publish", "order", "1", "order.placed", "{}"]).stdout;
     first.stdout.wait_for(id.trim());
     first.stop();
@@ -188,11 +189,4 @@ fn pretend(mut stream: TcpStream) -> std::io::Result<()> {
 
 fn message(kind: u8, body: &[u8]) -> Vec<u8> {
     [&[kind][..], &(body.len() as u32 + 4).to_be_bytes(), body].concat()
-}
-
-/// Two relays of one stream, the first of them leading.
-pub(crate) fn two(folder: &Folder) -> (Running, Running) {
-    let first = folder.leading_relay();
-    let second = folder.relay(&[]);
-    (first, second)
 }

@@ -6,6 +6,7 @@ use super::error::{STATEMENT_TIMEOUT, failed, refused, within};
 use super::identity::examine;
 use super::migrate;
 use super::sql::quoted;
+use super::wake::writers_notify;
 use crate::admin::{Finding, Migrated, StreamStatus, Trace};
 use postbox_engine::SourceError;
 use std::time::Duration;
@@ -113,6 +114,13 @@ async fn look(url: &str, schema: &str, findings: &mut Vec<Finding>) -> Result<()
     migrate::require(&session, schema).await?;
     findings.push(good(format!("schema {schema}: version {}", migrate::NEWEST)));
     rights(&session, schema, &role, findings).await?;
+    findings.push(good(if writers_notify(&session).await? {
+        "waking: writers notify, an idle relay sleeps".into()
+    } else {
+        "waking: an idle relay polls four times a second, since this server allows prepared transactions, which bar NOTIFY; \
+         ALTER DATABASE .. SET postbox.wake = on lets writers that prepare none notify"
+            .into()
+    }));
     match examine(&session, schema).await {
         Ok(identity) if identity.system_id == 0 => findings.push(good(
             "cursor: of this database, as far as can be seen; the server does not tell its identifier (pg_control_system)".into(),

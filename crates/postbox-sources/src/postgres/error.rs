@@ -23,17 +23,34 @@ pub(crate) fn unavailable(message: impl Into<String>) -> SourceError {
 pub(crate) fn failed(doing: &str, error: tokio_postgres::Error) -> SourceError {
     let (kind, message) = match error.as_db_error() {
         Some(db) => by_state(doing, db),
-        None => {
-            let mut text = error.to_string();
-            let mut cause = error.source();
-            while let Some(inner) = cause {
-                text = format!("{text}: {inner}");
-                cause = inner.source();
-            }
-            (SourceErrorKind::Unavailable, format!("PostgreSQL: could not {doing}: {text}"))
-        }
+        None if distrusted(&error) => (
+            SourceErrorKind::Refused,
+            format!(
+                "PostgreSQL: could not {doing}: {}. Name the authority by sslrootcert=FILE and the host as its certificate does; \
+                 sslmode=verify-ca leaves the host's name out, sslmode=require checks nothing",
+                chain(&error)
+            ),
+        ),
+        None => (SourceErrorKind::Unavailable, format!("PostgreSQL: could not {doing}: {}", chain(&error))),
     };
     SourceError::new(kind, message).caused_by(error)
+}
+
+fn causes(error: &tokio_postgres::Error) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
+    std::iter::successors(error.source(), |&cause| cause.source())
+}
+
+/// The error and its causes, in one line.
+fn chain(error: &tokio_postgres::Error) -> String {
+    causes(error).fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+/// The server showed a certificate that is not to be trusted.
+fn distrusted(error: &tokio_postgres::Error) -> bool {
+    causes(error).any(|cause| {
+        let inner = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        inner.is_some_and(|e| matches!(e.downcast_ref(), Some(rustls::Error::InvalidCertificate(_))))
+    })
 }
 
 fn by_state(doing: &str, db: &DbError) -> (SourceErrorKind, String) {

@@ -37,11 +37,11 @@ pub struct PostgresLog {
     options: Arc<PostgresOptions>,
     /// Unlike any other relay's, also where two have the same name.
     owner: String,
-    sql: SettleSql,
-    held_sql: HeldSql,
+    sql: Box<SettleSql>,
+    held_sql: Box<HeldSql>,
     tenure: Mutex<Option<Arc<Tenure>>>,
     /// The settling connection while no lease is ours.
-    standby: Mutex<Option<(Session, Identity)>>,
+    standby: Mutex<Option<Box<(Session, Identity)>>>,
     /// A connection was made once: what refuses the next one is an outage, or a change that may be taken back.
     worked: AtomicBool,
 }
@@ -81,10 +81,11 @@ pub(crate) struct Statements {
 impl PostgresLog {
     /// Connects to nothing yet.
     pub fn new(options: PostgresOptions) -> PostgresLog {
-        let owner = format!("{} {}", options.relay, uuid::Uuid::now_v7());
+        let random = uuid::Uuid::now_v7().simple().to_string();
+        let owner = format!("{} {}", options.relay, &random[20..]);
         PostgresLog {
-            sql: SettleSql::new(&options.schema),
-            held_sql: HeldSql::new(&options.schema),
+            sql: Box::new(SettleSql::new(&options.schema)),
+            held_sql: Box::new(HeldSql::new(&options.schema)),
             options: Arc::new(options),
             owner,
             tenure: Mutex::default(),
@@ -112,8 +113,8 @@ impl PostgresLog {
     /// The settling connection, examined; kept from one attempt at the lease to the next.
     async fn settler(&self) -> Result<(Session, Identity), SourceError> {
         let kept = self.standby.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some((session, identity)) = kept.filter(|(session, _)| !session.is_closed()) {
-            return Ok((session, identity));
+        if let Some(kept) = kept.filter(|kept| !kept.0.is_closed()) {
+            return Ok(*kept);
         }
         let session = connect(&self.options.url, Role::Settler, |_| ()).await?;
         migrate::require(&session, &self.options.schema).await?;
@@ -127,11 +128,11 @@ impl PostgresLog {
         let (settler, identity) = self.settler().await?;
         match lease::acquire(&settler, &self.sql, &self.options, &self.owner).await? {
             Err(remaining) => {
-                *self.standby.lock().unwrap_or_else(PoisonError::into_inner) = Some((settler, identity));
+                *self.standby.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new((settler, identity)));
                 Ok(Err(remaining))
             }
             Ok(epoch) => {
-                let tenure = self.begin(settler, identity, epoch).await?;
+                let tenure = Box::pin(self.begin(settler, identity, epoch)).await?;
                 *self.tenure.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(tenure));
                 Ok(Ok(self.options.ttl))
             }
@@ -284,7 +285,7 @@ impl Log for PostgresLog {
     type Mark = Mark;
 
     async fn acquire(&self) -> Result<Result<Duration, Duration>, SourceError> {
-        let result = self.judged(self.try_acquire().await)?;
+        let result = self.judged(Box::pin(self.try_acquire()).await)?;
         self.worked.store(true, Relaxed);
         Ok(result)
     }

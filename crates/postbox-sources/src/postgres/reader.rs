@@ -78,10 +78,9 @@ pub(crate) struct Reader {
 }
 
 /// What a poll found.
-#[derive(PartialEq)]
 enum Found {
     Nothing,
-    Events,
+    Events(usize),
     /// More than a poll returns; the id sequence as it stood.
     Window(i64),
 }
@@ -132,15 +131,18 @@ impl Reader {
                 self.window().await?;
                 continue;
             }
+            let begun = Instant::now();
             let (found, xmin) = self.poll().await?;
             if let Found::Window(drawn) = found {
                 self.open(drawn).await?;
                 continue;
             }
-            let chore = self.pace.polled(Instant::now(), found == Found::Events, xmin, self.wake.listening());
+            let events = if let Found::Events(n) = found { n } else { 0 };
+            let chore = self.pace.polled(Instant::now(), events, xmin, self.wake.listening());
             self.chore(chore).await?;
             // A notification that came during the poll is still there: `Notify` keeps one.
-            let _ = tokio::time::timeout(self.pace.pause(), self.wake.notified.notified()).await;
+            let due = tokio::time::Instant::from_std(begun + self.pace.pause());
+            let _ = tokio::time::timeout_at(due, self.wake.notified.notified()).await;
         }
     }
 
@@ -158,17 +160,18 @@ impl Reader {
         if found > i64::try_from(self.options.poll_events_max).expect("a poll's events are few") {
             return Ok((Found::Window(drawn), xmin));
         }
+        let events = Found::Events(usize::try_from(found).expect("a poll's events are few"));
         self.at = Mark { until: Some(now.clone()), last_id: 0, drawn, ..self.at.clone() };
         self.take(&first, 4);
         while let Some(row) = next(&mut rows).await? {
             if self.full() && !self.offer().await? {
-                return Ok((Found::Events, xmin)); // the rest is paged, once the relay takes pages again
+                return Ok((events, xmin)); // the rest is paged, once the relay takes pages again
             }
             self.take(&row, 4);
         }
         self.at = Mark { since: now, until: None, last_id: 0, drawn };
         self.offer().await?;
-        Ok((Found::Events, xmin))
+        Ok((events, xmin))
     }
 
     /// Opens a large window. The barrier, a cursor row whose transaction is over before `until` is taken, holds the id

@@ -55,9 +55,7 @@ impl Keeper {
     async fn round(&mut self) -> Result<bool, SourceError> {
         let mut again = false;
         for bin in self.candidates().await? {
-            if let Some(then) = self.passed().await? {
-                again |= !self.empty(&bin, &then).await?;
-            }
+            again |= !self.empty(&bin).await?;
         }
         again |= self.thin().await?;
         self.forget().await?;
@@ -91,36 +89,29 @@ impl Keeper {
         Ok(bins.into_iter().zip(ripe).filter_map(|(bin, ripe)| ripe.then_some(bin)).collect())
     }
 
-    /// The least snapshot that every stream and shard had passed a retention ago; none while one of them had not.
-    /// Of this generation only: older ones count in another cluster's ids, and what nobody has read would go.
-    async fn passed(&self) -> Result<Option<String>, SourceError> {
-        let sql = format!(
-            "SELECT CASE WHEN count(*) = count(c.since) THEN (array_agg(c.since::text ORDER BY pg_snapshot_xmin(c.since)))[1] END \
-             FROM {0}.lease l LEFT JOIN LATERAL (SELECT since FROM {0}.cursor WHERE stream = l.stream AND shard = l.shard AND generation = $1 \
-             AND at < now() - make_interval(secs => $2) ORDER BY seq DESC LIMIT 1) c ON true",
-            self.schema
+    /// Whether all of a bin was passed by every stream and shard a retention ago, and nothing in it is held. The first
+    /// cursor row that passed its newest transaction tells when: xmin, not xmax, since transactions above xmin may have
+    /// been running then. Of this generation only: older rows count in another cluster's ids, and what nobody has read would go.
+    fn ripe(&self, bin: &str) -> String {
+        let (schema, generation, seconds) = (&self.schema, self.generation, self.seconds());
+        let too_early = format!(
+            "coalesce((SELECT c.at >= clock_timestamp() - make_interval(secs => {seconds}) FROM {schema}.cursor c \
+             WHERE c.stream = l.stream AND c.shard = l.shard AND c.generation = {generation} AND c.xid > t.txid \
+             AND pg_snapshot_xmin(c.since) > t.txid ORDER BY c.xid LIMIT 1), true)"
         );
-        Ok(within(
-            STATEMENT_TIMEOUT,
-            "read what all streams have passed",
-            self.session.query_one(&sql, &[&self.generation, &self.seconds()]),
+        format!(
+            "EXISTS (SELECT FROM (SELECT txid FROM {bin} ORDER BY txid DESC, id DESC LIMIT 1) t WHERE EXISTS (SELECT FROM {schema}.lease) \
+             AND NOT EXISTS (SELECT FROM {schema}.lease l WHERE {too_early})) \
+             AND NOT EXISTS (SELECT FROM {schema}.held h JOIN {bin} o ON o.id = h.id WHERE h.state <> 'done')"
         )
-        .await?
-        .get(0))
     }
 
     /// False: the bin is ripe, but in use.
-    async fn empty(&self, bin: &str, then: &str) -> Result<bool, SourceError> {
-        debug_assert!(then.bytes().all(|b| b.is_ascii_digit() || b == b':' || b == b','));
-        // xmin, not xmax: transactions above xmin may have been running then, and have not been passed.
-        let ripe = format!(
-            "(SELECT txid FROM {bin} ORDER BY txid DESC LIMIT 1) < pg_snapshot_xmin('{then}') \
-             AND NOT EXISTS (SELECT FROM {}.held h JOIN {bin} o ON o.id = h.id WHERE h.state <> 'done')",
-            self.schema
-        );
+    async fn empty(&self, bin: &str) -> Result<bool, SourceError> {
+        let ripe = self.ripe(bin);
         let sql = format!("SELECT {ripe}");
         let row = within(STATEMENT_TIMEOUT, "look at a bin", self.session.query_one(&sql, &[])).await?;
-        if row.get::<_, Option<bool>>(0) != Some(true) {
+        if !row.get::<_, bool>(0) {
             return Ok(true); // not ripe, or emptied by another relay
         }
         // One statement, so that nothing else on this connection runs inside its transaction. Looked at again under the lock.

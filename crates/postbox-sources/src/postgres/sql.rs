@@ -180,9 +180,11 @@ impl HeldSql {
                 "SELECT key, count(*), (array_agg(state ORDER BY id))[1] <> 'waiting' FROM {schema}.held \
                  WHERE stream = $1 AND shard = $2 AND state <> 'done' AND (state IN ('retry', 'waiting') OR state = 'dead' AND $3) GROUP BY key"
             ),
+            // A row whose event was taken from the outbox by hand would be due for ever: it is left to the operator.
             next_due: format!(
-                "SELECT (extract(epoch FROM due_at - clock_timestamp()) * 1000000)::bigint FROM {schema}.held \
-                 WHERE stream = $1 AND shard = $2 AND {DUE} AND id <> ALL ($3) ORDER BY due_at LIMIT 1"
+                "SELECT (extract(epoch FROM due_at - clock_timestamp()) * 1000000)::bigint FROM {schema}.held h \
+                 WHERE stream = $1 AND shard = $2 AND {DUE} AND id <> ALL ($3) \
+                 AND EXISTS (SELECT FROM {schema}.outbox o WHERE o.id = h.id) ORDER BY due_at LIMIT 1"
             ),
             due: format!(
                 "SELECT h.attempts, h.state, o.* FROM (SELECT id, attempts, state FROM {schema}.held WHERE stream = $1 AND shard = $2 AND {DUE} \

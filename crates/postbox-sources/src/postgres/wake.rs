@@ -11,8 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// Between polls while events come: half of it is the price in latency, and 3 to 10 % of a core.
-const PAUSE_BUSY: Duration = Duration::from_millis(2);
+/// Between polls while events come: half of it is the price in latency, and 3 to 10 % of a core. The timer rounds up.
+const PAUSE_BUSY: Duration = Duration::from_micros(1500);
+/// Between polls that find more than `MANY`: there the machine's load makes the latency, and rarer polls lower it.
+const PAUSE_LOADED: Duration = Duration::from_millis(4);
+const MANY: usize = 8;
 /// Between polls while awake and idle, also for ever where writers cannot notify: four statements a second.
 const PAUSE_IDLE: Duration = Duration::from_millis(250);
 /// Between polls asleep: for what no notification tells (another relay's wake lease, a lost listener not seen yet).
@@ -70,16 +73,17 @@ impl Pace {
         Pace { mode: Mode::Awake, pause: PAUSE_BUSY, last_event: now, held: None }
     }
 
-    /// How long to wait before the next poll.
+    /// How long after the begin of the last poll the next one is due.
     pub(crate) fn pause(&self) -> Duration {
         self.pause
     }
 
-    /// Takes in a poll. `xmin`: the oldest transaction that its snapshot has running.
-    pub(crate) fn polled(&mut self, now: Instant, found: bool, xmin: u64, listening: bool) -> Chore {
-        if found {
+    /// Takes in a poll that found so many events. `xmin`: the oldest transaction that its snapshot has running.
+    pub(crate) fn polled(&mut self, now: Instant, found: usize, xmin: u64, listening: bool) -> Chore {
+        if found > 0 {
+            let pause = if found > MANY { PAUSE_LOADED } else { PAUSE_BUSY };
             let steady = self.mode == Mode::Awake; // a lone event is not worth two writes
-            (self.mode, self.pause, self.last_event) = (Mode::Awake, PAUSE_BUSY, now);
+            (self.mode, self.pause, self.last_event) = (Mode::Awake, pause, now);
             return if steady { self.busy(now) } else { Chore::None };
         }
         let quiet = now.saturating_duration_since(self.last_event);
@@ -156,13 +160,17 @@ async fn begin(
         None => lost.notify_one(),
     })
     .await?;
-    let sql = "SELECT coalesce(nullif(current_setting('postbox.wake', true), '') = 'on', current_setting('max_prepared_transactions') = '0')";
-    let row = within(LISTEN_AGAIN, "ask whether writers notify", session.query_one(sql, &[])).await?;
-    if !row.get::<_, bool>(0) {
+    if !writers_notify(&session).await? {
         return Ok(None);
     }
     listen(&session, &options.schema).await?;
     Ok(Some(session))
+}
+
+/// As the trigger on the outbox decides it, for a session with this one's settings.
+pub(crate) async fn writers_notify(session: &Session) -> Result<bool, SourceError> {
+    let sql = "SELECT coalesce(nullif(current_setting('postbox.wake', true), '') = 'on', current_setting('max_prepared_transactions') = '0')";
+    Ok(within(LISTEN_AGAIN, "ask whether writers notify", session.query_one(sql, &[])).await?.get(0))
 }
 
 #[cfg(test)]
@@ -175,22 +183,24 @@ mod tests {
     fn polls_become_rarer_and_then_writers_must_wake() {
         let start = Instant::now();
         let mut pace = Pace::new(start);
-        assert_eq!(pace.polled(start, true, 100, true), Chore::Hold);
-        assert_eq!(pace.polled(start + MS, true, 100, true), Chore::None, "held a moment ago");
-        assert_eq!(pace.polled(start + 100 * MS, false, 100, true), Chore::None);
+        assert_eq!(pace.polled(start, 1, 100, true), Chore::Hold);
+        assert_eq!(pace.polled(start + MS, 1, 100, true), Chore::None, "held a moment ago");
+        assert_eq!(pace.polled(start + 100 * MS, 0, 100, true), Chore::None);
         assert_eq!(pace.pause(), PAUSE_BUSY);
+        pace.polled(start + 101 * MS, MANY + 1, 100, true);
+        assert_eq!(pace.pause(), PAUSE_LOADED);
         for n in 0..20 {
-            assert_eq!(pace.polled(start + (300 + n) * MS, false, 100, true), Chore::None);
+            assert_eq!(pace.polled(start + (400 + n) * MS, 0, 100, true), Chore::None);
         }
         assert_eq!(pace.pause(), PAUSE_IDLE);
-        assert_eq!(pace.polled(start + 1100 * MS, false, 100, true), Chore::LieDown);
+        assert_eq!(pace.polled(start + 1100 * MS, 0, 100, true), Chore::LieDown);
         pace.closing(105);
-        assert_eq!(pace.polled(start + 1200 * MS, false, 104, true), Chore::None);
+        assert_eq!(pace.polled(start + 1200 * MS, 0, 104, true), Chore::None);
         assert_eq!(pace.pause(), PAUSE_IDLE, "a transaction that may stay silent is still running");
-        assert_eq!(pace.polled(start + 1300 * MS, false, 105, true), Chore::None);
+        assert_eq!(pace.polled(start + 1300 * MS, 0, 105, true), Chore::None);
         assert_eq!(pace.pause(), PAUSE_ASLEEP);
-        assert_eq!(pace.polled(start + 60_000 * MS, true, 200, true), Chore::None, "one event is not worth a hold");
-        assert_eq!(pace.polled(start + 60_002 * MS, true, 200, true), Chore::Hold);
+        assert_eq!(pace.polled(start + 60_000 * MS, 1, 200, true), Chore::None, "one event is not worth a hold");
+        assert_eq!(pace.polled(start + 60_002 * MS, 1, 200, true), Chore::Hold);
         assert_eq!(pace.pause(), PAUSE_BUSY);
     }
 
@@ -199,14 +209,14 @@ mod tests {
         let start = Instant::now();
         let mut pace = Pace::new(start);
         for n in 0..40 {
-            assert_eq!(pace.polled(start + n * 100 * MS, false, 100, false), Chore::None);
+            assert_eq!(pace.polled(start + n * 100 * MS, 0, 100, false), Chore::None);
         }
         assert_eq!(pace.pause(), PAUSE_IDLE);
-        pace.polled(start + 5000 * MS, false, 100, true);
+        pace.polled(start + 5000 * MS, 0, 100, true);
         pace.closing(100);
-        pace.polled(start + 5300 * MS, false, 100, true);
+        pace.polled(start + 5300 * MS, 0, 100, true);
         assert_eq!(pace.pause(), PAUSE_ASLEEP);
-        pace.polled(start + 5400 * MS, false, 100, false);
+        pace.polled(start + 5400 * MS, 0, 100, false);
         assert_eq!(pace.pause(), PAUSE_IDLE, "the listener is lost");
     }
 }

@@ -6,11 +6,13 @@ use postbox_engine::SourceError;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-/// How long a statement waits for another process's write lock. Half of the default lease, so that a relay that
-/// waits for it can still renew.
-pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a statement waits for another process's write lock: half of the default lease, so that a relay that waits
+/// can still renew.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// SQLite's clock, the only one that counts, in milliseconds since 1970-01-01 UTC.
 pub(super) const NOW: &str = "CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)";
@@ -21,6 +23,8 @@ pub(super) struct Database {
     pub(super) path: PathBuf,
     schema: String,
     file: FileId,
+    /// How many tries, a millisecond apart, to get the write lock.
+    patience: Arc<AtomicU32>,
 }
 
 impl Database {
@@ -43,14 +47,25 @@ impl Database {
             return Err(refused(format!("{}: no such file. Run `postbox migrate` to make it", path.display())));
         }
         let flags = flags | OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let connection = Connection::open_with_flags(path, flags).map_err(|e| failed(path, "open it", e))?;
+        let mut connection = Connection::open_with_flags(path, flags).map_err(|e| failed(path, "open it", e))?;
+        // SQLite's own time-out sleeps up to 100 ms between two tries, and starves beside writers that never pause.
+        let patience = Arc::new(AtomicU32::new(PATIENCE.as_millis() as u32));
+        let tries_max = Arc::clone(&patience);
+        let wait = move |tries: i32| {
+            std::thread::sleep(Duration::from_millis(1));
+            tries.unsigned_abs() < tries_max.load(Relaxed)
+        };
+        connection.busy_handler(Some(wait)).map_err(|e| failed(path, "set it up", e))?;
         let file = FileId::of(path).map_err(|e| unavailable(format!("{}: {e}", path.display())))?;
-        let database = Database { connection, path: path.into(), schema: schema.into(), file };
-        database.attempt("set it up", |c| {
-            c.busy_timeout(BUSY_TIMEOUT)?;
-            Ok(())
-        })?;
-        Ok(database)
+        Ok(Database { connection, path: path.into(), schema: schema.into(), file, patience })
+    }
+
+    /// Runs `work` with another patience for the write lock.
+    pub(super) fn with_patience<T>(&self, patience: Duration, work: impl FnOnce(&Database) -> T) -> T {
+        self.patience.store(patience.as_millis() as u32, Relaxed);
+        let done = work(self);
+        self.patience.store(PATIENCE.as_millis() as u32, Relaxed);
+        done
     }
 
     /// Runs `work`, its error told with the file and `doing` (which completes "could not ..").

@@ -1,7 +1,7 @@
 //! What is old goes, in small pieces: published events a retention after every stream has passed them, and cursor rows
 //! that tell nothing any more. Never an event that is held, and never one that a stream has not passed.
 
-use super::connection::{BUSY_TIMEOUT, Database};
+use super::connection::Database;
 use super::error::Failure;
 use postbox_engine::SourceError;
 use rusqlite::{Connection, TransactionBehavior, params};
@@ -39,12 +39,7 @@ impl Retention {
 
     /// One piece. A failure costs nothing: the rows stay, and the next piece tries again.
     pub(super) fn piece(&mut self, database: &Database, stream: &str, keep: Option<Duration>) {
-        let done = database.attempt("delete old events", |c| {
-            c.busy_timeout(PATIENCE)?;
-            let done = self.delete(database, stream, keep);
-            c.busy_timeout(BUSY_TIMEOUT)?;
-            Ok(done?)
-        });
+        let done = database.with_patience(PATIENCE, |database| self.delete(database, stream, keep));
         let pause = match done {
             Ok((swept, thinned)) => {
                 self.swept = swept.unwrap_or_default();
@@ -91,12 +86,11 @@ fn sweep(database: &Database, c: &Connection, from: i64, keep: Duration) -> Resu
     let sql = "DELETE FROM \"postbox_held\" WHERE state = 'done' AND stream IN (SELECT stream FROM \"postbox_lease\")
         AND id > ?1 AND id <= ?2 AND NOT EXISTS (SELECT 1 FROM \"postbox_outbox\" o WHERE o.id = \"postbox_held\".id)";
     c.prepare(&database.sql(sql))?.execute(params![from, last])?;
-    // Cursor rows of deleted events; the newest of each stream stays, since it is the cursor.
+    // What tells when they were passed; those that are held tell it themselves. A stream's newest row is its cursor, and
+    // stays: it is not below the bound.
     let sql = "DELETE FROM \"postbox_cursor\" WHERE (stream, last_id) IN (
         SELECT c.stream, c.last_id FROM \"postbox_lease\" l JOIN \"postbox_cursor\" c ON c.stream = l.stream
-        WHERE c.last_id < (SELECT coalesce(min(o.id), ?1) FROM \"postbox_outbox\" o)
-          AND c.last_id < (SELECT max(n.last_id) FROM \"postbox_cursor\" n WHERE n.stream = l.stream)
-          AND c.last_id < ?1 LIMIT ?2)";
+        WHERE c.last_id < ?1 LIMIT ?2)";
     c.prepare(&database.sql(sql))?.execute(params![last, PIECE])?;
     Ok((count == PIECE).then_some(last))
 }

@@ -25,15 +25,16 @@ pub fn migrate(path: &Path, schema: &str) -> Result<i64, SourceError> {
     let database = Database::open_unchecked(path, schema, OpenFlags::SQLITE_OPEN_CREATE)?;
     enter_wal(&database)?;
     // An event is as durable as the business data beside it: a commit is on the disk when it returns.
-    database.attempt("set it up", |c| {
-        // An event is as durable as the business data beside it: a commit is on the disk when it returns.
-        c.pragma_update(None, "synchronous", "FULL")?;
-        Ok(c.busy_timeout(PATIENCE)?)
-    })?;
+    // What a migration changes is on the disk when it returns.
+    database.attempt("set it up", |c| Ok(c.pragma_update(None, "synchronous", "FULL")?))?;
+    database.with_patience(PATIENCE, |database| apply(database, schema))
+}
+
+fn apply(database: &Database, schema: &str) -> Result<i64, SourceError> {
     database.transact("migrate", TransactionBehavior::Immediate, |c| {
         c.execute_batch(&prefixed(LEDGER, schema))?;
         let found = version_of(c, schema)?;
-        check_ledger(c, path, schema, found)?;
+        check_ledger(c, &database.path, schema, found)?;
         for version in found + 1..=VERSION {
             c.execute_batch(&step(version, schema))?;
         }

@@ -38,15 +38,17 @@ impl Tenure {
         // A settle that a power cut takes back is a duplicate, never a loss: the log is cut at one point, and what
         // the cursor has passed was written before it. So the relay holds the write lock over no fsync.
         database.attempt("set it up", |c| Ok(c.pragma_update(None, "synchronous", "NORMAL")?))?;
+        // A relay that stands by needs no write lock to see that it must.
+        let held = |c: &Connection| others_lease(&database, c, options, mine);
+        if let Some(remaining) = database.attempt("look at the lease", held)? {
+            return Ok(Err(remaining));
+        }
         let taken = database.transact("take the lease", Immediate, |c| {
-            let now: i64 = c.query_row(&database.sql("SELECT {now}"), [], |r| r.get(0))?;
-            let found = stored_lease(&database, c, &options.stream)?;
-            if let Some(Lease { epoch, owner: Some(owner), until: Some(until) }) = &found {
-                let ours = *owner == options.relay && Some(*epoch) == mine;
-                if *until > now && !ours {
-                    return Ok(Err(millis(until - now)));
-                }
+            if let Some(remaining) = held(c)? {
+                return Ok(Err(remaining));
             }
+            let now = clock(&database, c)?;
+            let found = stored_lease(&database, c, &options.stream)?;
             let position = trusted_cursor(&database, c, options)?;
             let lease = Lease {
                 epoch: found.map_or(0, |lease| lease.epoch) + 1,
@@ -74,7 +76,7 @@ impl Tenure {
         self.database.check_file()?;
         let renewed = self.database.transact("renew the lease", Immediate, |c| {
             self.fence(c)?;
-            let now: i64 = c.query_row(&self.database.sql("SELECT {now}"), [], |r| r.get(0))?;
+            let now = clock(&self.database, c)?;
             let lease = Lease { until: Some(now + self.options.lease.as_millis() as i64), ..self.lease.clone() };
             write_lease(&self.database, c, &self.options.stream, &lease)?;
             Ok(lease)
@@ -184,6 +186,26 @@ impl Tenure {
         ))
         .into())
     }
+}
+
+/// How long another relay holds the lease, if one does.
+fn others_lease(
+    database: &Database,
+    c: &Connection,
+    options: &Options,
+    mine: Option<i64>,
+) -> Result<Option<Duration>, Failure> {
+    let Some(Lease { epoch, owner: Some(owner), until: Some(until) }) = stored_lease(database, c, &options.stream)?
+    else {
+        return Ok(None);
+    };
+    let now = clock(database, c)?;
+    let ours = owner == options.relay && Some(epoch) == mine;
+    Ok((until > now && !ours).then(|| millis(until - now)))
+}
+
+fn clock(database: &Database, c: &Connection) -> Result<i64, Failure> {
+    Ok(c.query_row(&database.sql("SELECT {now}"), [], |r| r.get(0))?)
 }
 
 fn stored_lease(database: &Database, c: &Connection, stream: &str) -> Result<Option<Lease>, Failure> {

@@ -2,6 +2,7 @@
 
 use super::hand::*;
 use super::{Harness, Outbox, Setup};
+use crate::cut_short;
 use postbox_engine::{Source, SourceErrorKind, Verdict};
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
@@ -98,9 +99,8 @@ pub async fn a_stop_while_acquiring_records_nothing_old<H: Harness>(harness: &H)
     write(&outbox, "a3").await;
     publish_until(&second, "a3").await;
     second.release().await.expect("released");
-    for step in 0..12_u64 {
-        // From "polled once" to "most likely done".
-        let _ = timeout(Duration::from_micros(step * step * 60), first.acquire()).await;
+    for step in 0..24 {
+        let _ = cut_short(first.acquire(), step, Duration::from_micros(100)).await;
         timeout(SOON, first.release()).await.expect("released in time").expect("harmless without a lease");
     }
     drop(first);

@@ -2,6 +2,7 @@
 
 use super::hand::*;
 use super::{End, Harness, Outbox, Setup};
+use crate::cut_short;
 use postbox_engine::{ClaimLimit, Claimed, Source, Verdict};
 use std::time::Duration;
 use tokio::time::timeout;
@@ -78,13 +79,11 @@ pub async fn a_dropped_claim_loses_nothing<H: Harness>(harness: &H) {
     let source = open(&outbox, ONE).await;
     let mut came = Vec::new();
     let mut written = 0;
-    for step in 0..60_u64 {
+    for step in 0..60 {
         written += 1;
         write(&outbox, &format!("a{written} b{written}")).await;
-        // From "not even polled to its first wait" to "most likely done".
-        let patience = Duration::from_micros(step * step * 5);
         let limit = ClaimLimit { events_max: 3, ..LIMIT };
-        if let Ok(claimed) = timeout(patience, source.claim(limit)).await {
+        if let Some(claimed) = cut_short(source.claim(limit), step, Duration::from_micros(5)).await {
             let claimed = claimed.expect("a claim").events;
             if step % 3 == 0 {
                 publish(&source, &claimed).await;

@@ -7,8 +7,10 @@ mod log;
 mod migration;
 mod names;
 mod plans;
+mod retention;
 mod roles;
 mod suite;
+mod tls;
 mod waking;
 
 use postbox_engine::{Changes, ClaimLimit, Log, LogPage};

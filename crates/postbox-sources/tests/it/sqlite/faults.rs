@@ -56,6 +56,8 @@ async fn a_lock_that_is_never_given_back_is_named_and_nothing_is_lost() {
     let all: Vec<_> = claim.events.iter().map(published).collect();
     let error = soon(source.settle(&all)).await.unwrap_err();
     assert_says(&error, SourceErrorKind::Unavailable, &["shop.db", "write lock", "long transaction"]);
+    // A relay that stands by needs no lock, and new events need none to be read.
+    assert!(file.log("standing by").acquire().await.unwrap().is_err());
     hog.execute_batch("COMMIT").unwrap();
     soon(source.acquire()).await.unwrap();
     assert_eq!(publish(&source, 2).await, ["a 1", "a 2"]);

@@ -38,6 +38,7 @@ async fn a_dropped_read_loses_nothing_and_a_commit_wakes_it() {
         // Asked and dropped at once: the page is read while nobody listens.
         let early =
             tokio::select! { biased; page = log.read(LIMIT) => Some(page), () = std::future::ready(()) => None };
+        log.renew().await.unwrap(); // comes after it on the log's thread
         let page = match early {
             Some(page) => page.unwrap(),
             None => soon(log.read(LIMIT)).await.unwrap(),
@@ -255,9 +256,10 @@ async fn case_d1_retention_deletes_what_every_stream_has_passed() {
     let _fast = open(keep("fast", Some(Duration::ZERO))).await;
     until("all goes but the dead event and what the slow stream has not passed", || file.count(ALL) == 101);
     assert_eq!(file.count("SELECT min(id) FROM postbox_outbox"), 1, "the dead event stays");
+    let cursors =
+        "SELECT 10 * sum(last_id < 1200) + count(DISTINCT stream) FROM postbox_cursor WHERE stream <> 'third'";
+    assert_eq!(file.count(cursors), 2, "what tells of deleted events goes with them, the cursors stay");
     assert_eq!(publish(&slow, 100).await.len(), 100);
-    let cursors = "SELECT count(*) FROM postbox_cursor WHERE stream = 'fast' AND last_id >= 1300";
-    assert_eq!(file.count(cursors), 1, "the newest cursor row is the cursor");
 }
 
 #[tokio::test]

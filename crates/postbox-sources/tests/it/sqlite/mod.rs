@@ -96,6 +96,6 @@ pub(crate) fn until(what: &str, mut fact: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !fact() {
         assert!(Instant::now() < deadline, "not within ten seconds: {what}");
-        std::thread::yield_now();
+        std::thread::sleep(Duration::from_millis(5)); // the step of a wait
     }
 }

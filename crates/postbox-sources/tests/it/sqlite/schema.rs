@@ -144,3 +144,14 @@ async fn an_id_of_the_writers_own_is_refused() {
     insert(&db, "a", 3);
     assert_eq!(file.count("SELECT max(id) FROM postbox_outbox"), 3);
 }
+
+/// What the guide tells people to run.
+#[tokio::test]
+async fn the_guides_statements_run() {
+    let guide = include_str!("../../../../../docs/guide/sqlite.md");
+    let file = File::new();
+    let blocks: Vec<&str> = guide.split("```sql").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    assert!(blocks.len() >= 2);
+    blocks.iter().for_each(|sql| file.connect().execute_batch(sql).unwrap());
+    assert_eq!(publish(&file.source("r").await, 1).await, [r#"42 {"total": 10}"#]);
+}

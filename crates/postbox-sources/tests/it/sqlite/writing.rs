@@ -90,6 +90,20 @@ async fn case_p1_p2_bytes_in_are_bytes_out() {
     assert_eq!(events.last().unwrap().payload(), None, "a tombstone is no empty payload");
 }
 
+/// A file whose texts are stored as UTF-16 gives the same bytes.
+#[tokio::test]
+async fn case_p3_a_file_in_utf16() {
+    let file = File::unmigrated();
+    file.connect().execute_batch("PRAGMA encoding = 'UTF-16'; CREATE TABLE orders (n INTEGER)").unwrap();
+    postbox_sources::sqlite::migrate(&file.path, "postbox").unwrap();
+    let payload = r#"{"é🦀" : "\ud800"}"#;
+    let sql =
+        "INSERT INTO postbox_outbox (aggregate_type, aggregate_id, event_type, payload) VALUES ('t', '漢🐘', 'e', ?1)";
+    file.connect().execute(sql, [payload]).unwrap();
+    let claim = soon(file.source("r").await.claim(LIMIT)).await.unwrap();
+    assert_eq!(texts(&claim), [format!("漢🐘 {payload}")]);
+}
+
 #[tokio::test]
 async fn all_columns_arrive() {
     let file = File::new();

@@ -1,0 +1,263 @@
+//! The relay's loop in paused time, where the simulator is too blunt: how it stops, and what it ends with.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+use postbox_engine::{
+    Claim, ClaimLimit, Claimed, Envelope, Event, EventParts, Limits, Message, Relay, RelayOptions, Route, Rule,
+    SendError, SendErrorKind, Settlement, Sink, Source, SourceError, SourceErrorKind, Stopped, Verdict,
+};
+use std::collections::VecDeque;
+use std::future::pending;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::{Notify, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// A source that does as it is told and remembers what it was told.
+#[derive(Default)]
+struct Told {
+    acquires: Mutex<VecDeque<SourceError>>,
+    /// Another relay has the lease.
+    taken: bool,
+    events: Mutex<Vec<Claimed>>,
+    settled: Mutex<Vec<Settlement>>,
+    releases: Mutex<u32>,
+}
+
+impl Told {
+    fn with(keys: &[&str]) -> Told {
+        let event = |(ticket, key): (u64, &&str)| {
+            let parts = EventParts { aggregate_type: "k", aggregate_id: key, headers: "{}", ..Default::default() };
+            Claimed { ticket, event: Event::new(&parts), attempts: 0, replay: false }
+        };
+        Told { events: Mutex::new((0..).zip(keys).map(event).collect()), ..Told::default() }
+    }
+    fn verdicts(&self) -> Vec<(u64, Verdict)> {
+        let mut verdicts: Vec<_> = self.settled.lock().unwrap().iter().map(|s| (s.ticket, s.verdict.clone())).collect();
+        verdicts.sort_by_key(|v| v.0);
+        verdicts
+    }
+    fn releases(&self) -> u32 {
+        *self.releases.lock().unwrap()
+    }
+}
+
+impl Source for Told {
+    async fn acquire(&self) -> Result<Duration, SourceError> {
+        if self.taken {
+            pending::<()>().await;
+        }
+        self.acquires.lock().unwrap().pop_front().map_or(Ok(HOUR), Err)
+    }
+    async fn renew(&self) -> Result<Duration, SourceError> {
+        Ok(HOUR)
+    }
+    async fn claim(&self, _: ClaimLimit) -> Result<Claim, SourceError> {
+        let events = std::mem::take(&mut *self.events.lock().unwrap());
+        if events.is_empty() {
+            pending::<()>().await;
+        }
+        Ok(Claim { events })
+    }
+    async fn settle(&self, settlements: &[Settlement]) -> Result<(), SourceError> {
+        sleep(Duration::from_millis(5)).await;
+        self.settled.lock().unwrap().extend_from_slice(settlements);
+        Ok(())
+    }
+    async fn release(&self) -> Result<(), SourceError> {
+        *self.releases.lock().unwrap() += 1;
+        Ok(())
+    }
+}
+
+/// A sink that answers by a script: for each send in turn, after how long and what; never, when the script is over.
+struct Script {
+    answers: Mutex<VecDeque<(Duration, Result<(), SendErrorKind>)>>,
+    /// When each send began, and with how many messages.
+    sends: Mutex<Vec<(Instant, usize)>>,
+    sent: Notify,
+    limits: Limits,
+}
+
+impl Script {
+    fn new(answers: &[(u64, Result<(), SendErrorKind>)], batch_max: usize) -> Script {
+        Script {
+            answers: Mutex::new(answers.iter().map(|&(ms, result)| (Duration::from_millis(ms), result)).collect()),
+            sends: Mutex::default(),
+            sent: Notify::new(),
+            limits: Limits { batch_max, bytes_max: usize::MAX, in_flight_max: 4, keeps_key_order: true },
+        }
+    }
+    fn sends(&self) -> usize {
+        self.sends.lock().unwrap().len()
+    }
+    async fn wait_for(&self, sends: usize) {
+        let reached = async {
+            loop {
+                let sent = self.sent.notified();
+                if self.sends() >= sends {
+                    return;
+                }
+                sent.await;
+            }
+        };
+        timeout(HOUR, reached).await.expect("the relay sends");
+    }
+}
+
+impl Sink for Script {
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+    async fn send(&self, batch: &[Message]) -> Vec<Result<(), SendError>> {
+        self.sends.lock().unwrap().push((Instant::now(), batch.len()));
+        self.sent.notify_waiters();
+        let answer = self.answers.lock().unwrap().pop_front();
+        let Some((after, result)) = answer else { return pending().await };
+        sleep(after).await;
+        batch.iter().map(|_| result.map_err(|kind| SendError::new(kind, "as the script says"))).collect()
+    }
+    async fn check(&self) -> Result<(), SendError> {
+        Ok(())
+    }
+}
+
+struct Running {
+    source: Arc<Told>,
+    sink: Arc<Script>,
+    stop: oneshot::Sender<()>,
+    relay: JoinHandle<Result<Stopped, SourceError>>,
+}
+
+impl Running {
+    fn start(source: Told, sink: Script) -> Running {
+        let (source, sink) = (Arc::new(source), Arc::new(sink));
+        let rule = Rule { aggregate_type: None, event_type: None, topic: "t".into(), envelope: Envelope::Plain };
+        let options = RelayOptions {
+            drain_timeout: Duration::from_secs(10),
+            send_timeout: Duration::from_secs(30),
+            ..RelayOptions::default()
+        };
+        let relay = Relay::new(source.clone(), sink.clone(), Route::new(vec![rule]).unwrap(), options);
+        let (stop, stopped) = oneshot::channel();
+        let relay = tokio::spawn(relay.run(async move {
+            if stopped.await.is_err() {
+                pending::<()>().await;
+            }
+        }));
+        Running { source, sink, stop, relay }
+    }
+
+    /// Stops it; how it ended, and how long that took.
+    async fn stop(self) -> (Arc<Told>, Result<Stopped, SourceError>, Duration) {
+        let began = Instant::now();
+        self.stop.send(()).expect("the relay runs");
+        let ended = timeout(HOUR, self.relay).await.expect("the relay ends").expect("it does not panic");
+        (self.source, ended, began.elapsed())
+    }
+}
+
+const OK: Result<(), SendErrorKind> = Ok(());
+
+#[tokio::test(start_paused = true)]
+async fn case_l4_a_stop_finishes_what_is_in_flight_and_gives_back_the_rest() {
+    // Two of the three are in flight; the lane of the third is not started, since a batch holds one.
+    let mut sink = Script::new(&[(2_000, OK), (3_000, OK)], 1);
+    sink.limits.in_flight_max = 2;
+    let relay = Running::start(Told::with(&["a", "b", "c"]), sink);
+    relay.sink.wait_for(2).await;
+    let sink = relay.sink.clone();
+    let (source, ended, took) = relay.stop().await;
+    assert_eq!(ended.unwrap(), Stopped::Clean);
+    assert_eq!(sink.sends(), 2, "nothing is sent after the stop");
+    assert_eq!(source.verdicts(), [(0, Verdict::Published), (1, Verdict::Published), (2, Verdict::Release)]);
+    assert_eq!(source.releases(), 1);
+    assert!(took >= Duration::from_secs(3) && took < Duration::from_secs(4), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_the_drain_deadline_what_is_in_flight_is_abandoned_and_the_rest_is_settled() {
+    let relay = Running::start(Told::with(&["a", "b"]), Script::new(&[(9_000, OK)], 1));
+    relay.sink.wait_for(2).await;
+    let (source, ended, took) = relay.stop().await;
+    assert_eq!(ended.unwrap(), Stopped::Abandoned { in_flight: 1 });
+    assert_eq!(source.verdicts(), [(0, Verdict::Published)], "no verdict on what has no outcome");
+    assert_eq!(source.releases(), 1);
+    assert!(took >= Duration::from_secs(10) && took < Duration::from_secs(11), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_relay_that_stands_by_stops_at_once() {
+    let relay = Running::start(Told { taken: true, ..Told::default() }, Script::new(&[], 1));
+    sleep(Duration::from_secs(60)).await;
+    let (source, ended, took) = relay.stop().await;
+    assert_eq!((ended.unwrap(), source.releases(), took), (Stopped::Clean, 1, Duration::ZERO));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_relay_that_waits_out_an_outage_of_the_source_stops_at_once_and_hands_over() {
+    let out = || SourceError::new(SourceErrorKind::Unavailable, "out");
+    let source = Told { acquires: Mutex::new((0..1_000).map(|_| out()).collect()), ..Told::default() };
+    let relay = Running::start(source, Script::new(&[], 1));
+    sleep(Duration::from_secs(60)).await;
+    let tries = 1_000 - relay.source.acquires.lock().unwrap().len();
+    assert!((12..200).contains(&tries), "{tries} tries in a minute: pauses grow to five seconds");
+    let (source, ended, took) = relay.stop().await;
+    assert_eq!((ended.unwrap(), source.releases(), took), (Stopped::Clean, 1, Duration::ZERO));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_by_the_source_ends_the_relay_with_its_error() {
+    let refused = SourceError::new(SourceErrorKind::Refused, "schema missing: run `postbox migrate`");
+    let source = Told { acquires: Mutex::new([refused].into()), ..Told::default() };
+    let relay = Running::start(source, Script::new(&[], 1));
+    let ended = timeout(HOUR, relay.relay).await.expect("it ends by itself").unwrap();
+    assert_eq!(ended.unwrap_err().to_string(), "schema missing: run `postbox migrate`");
+}
+
+#[tokio::test(start_paused = true)]
+async fn case_k3_a_send_without_an_outcome_is_sent_again_and_costs_no_attempt() {
+    // The first answer comes after the send timeout of 30 s.
+    let relay = Running::start(Told::with(&["a"]), Script::new(&[(40_000, OK), (1, OK)], 1));
+    relay.sink.wait_for(2).await;
+    let began: Vec<_> = relay.sink.sends.lock().unwrap().iter().map(|s| s.0).collect();
+    assert!(began[1] - began[0] >= Duration::from_secs(30));
+    let (source, ended, _) = relay.stop().await;
+    assert_eq!(ended.unwrap(), Stopped::Clean);
+    assert_eq!(source.verdicts(), [(0, Verdict::Published)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn case_k1_during_an_outage_one_batch_probes_and_no_attempt_is_spent() {
+    let out = (1, Err(SendErrorKind::Unavailable));
+    let script: Vec<_> = std::iter::repeat_n(out, 40).chain(std::iter::repeat_n((1, OK), 4)).collect();
+    let relay = Running::start(Told::with(&["a", "b", "c", "d"]), Script::new(&script, 1));
+    relay.sink.wait_for(44).await;
+    let sends = relay.sink.sends.lock().unwrap().clone();
+    let (first, probes) = sends.split_at(4);
+    assert!(first.iter().all(|s| s.0 == first[0].0), "four in flight before the outage is known");
+    // Then one at a time: no two probes begin together.
+    assert!(probes[..36].windows(2).all(|w| w[1].0 > w[0].0), "{probes:?}");
+    let (source, _, _) = relay.stop().await;
+    let published = |ticket| (ticket, Verdict::Published);
+    assert_eq!(source.verdicts(), [published(0), published(1), published(2), published(3)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn case_o6_an_event_without_a_route_is_dead_with_the_reason_and_the_others_flow() {
+    let source = Told::with(&["a", "b"]);
+    let bad = EventParts { aggregate_type: "k", aggregate_id: "x", headers: "[]", ..Default::default() };
+    source.events.lock().unwrap().insert(1, Claimed { ticket: 9, event: Event::new(&bad), attempts: 0, replay: false });
+    let relay = Running::start(source, Script::new(&[(1, OK)], 10));
+    relay.sink.wait_for(1).await;
+    let (source, ended, _) = relay.stop().await;
+    assert_eq!(ended.unwrap(), Stopped::Clean);
+    let verdicts = source.verdicts();
+    assert_eq!(verdicts[..2], [(0, Verdict::Published), (1, Verdict::Published)]);
+    assert!(
+        matches!(&verdicts[2], (9, Verdict::Dead { attempts: 0, error }) if error.contains("headers")),
+        "{verdicts:?}"
+    );
+}
