@@ -14,6 +14,8 @@ use tokio_postgres::{Client, NoTls};
 /// As many partitions as the figures of others that ours are compared with were taken on.
 pub(crate) const PARTITIONS: i32 = 6;
 pub(crate) const TOPIC: &str = "events";
+/// Where the events of a relay without a database go; they are not among those that are counted.
+pub(crate) const MEMORY_TOPIC: &str = "memory";
 
 pub(crate) struct World {
     _postgres: Postgres, // runs until it is dropped
@@ -50,7 +52,9 @@ impl World {
         let extra = extra.into_iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
         let postgres = Postgres::start_with(PgVersion::V15, &PgOptions { fsync: true, extra })?;
         let kafka = Kafka::start_with(&KafkaOptions { bench_jit: setup.bench, ..KafkaOptions::default() })?;
-        kafka.create_topic(TOPIC, PARTITIONS as u32, &[])?;
+        for topic in [TOPIC, MEMORY_TOPIC] {
+            kafka.create_topic(topic, PARTITIONS as u32, &[])?;
+        }
         let url = format!("{}?sslmode=disable", postgres.create_database());
         let world = World { _postgres: postgres, kafka, binary, folder: tempfile::tempdir()?, url, relay: setup.relay };
         world.configure("postbox.toml", &world.url, TOPIC)?;
@@ -83,9 +87,8 @@ impl World {
     }
 
     /// A relay that makes up its events itself, into a topic of their own: what engine and sink take without a database.
-    pub(crate) fn relay_from_memory(&self, events: u64, topic: &str) -> Result<Relay> {
-        self.kafka.create_topic(topic, PARTITIONS as u32, &[])?;
-        self.configure("memory.toml", &format!("memory:{events}"), topic)?;
+    pub(crate) fn relay_from_memory(&self, events: u64) -> Result<Relay> {
+        self.configure("memory.toml", &format!("memory:{events}"), MEMORY_TOPIC)?;
         Relay::spawn(self.postbox(&["relay", "--config", "memory.toml"]), self.folder.path().join("memory.log"))
     }
 

@@ -6,14 +6,12 @@ use crate::audit::{self, Listener};
 use crate::load;
 use crate::machine::Watch;
 use crate::relay::Relay;
-use crate::world::{Setup, TOPIC, World};
+use crate::world::{MEMORY_TOPIC, Setup, TOPIC, World};
 use anyhow::{Result, bail};
 use std::time::{Duration, Instant};
 
 /// Between two looks at the end offsets: a dozen small requests, of which the broker should feel little.
 const SAMPLE: Duration = Duration::from_millis(50);
-/// Where the events without a database go; they are not among those that are counted.
-const MEMORY: &str = "memory";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What one drain showed.
@@ -32,7 +30,7 @@ pub(super) async fn s4(events: u64, size: usize, retained: u64) -> Result<()> {
     let before = retained + 1;
     load::fill(&world, before, before + events, size).await?;
     let drained = drain(&world, before, events)?;
-    let memory = drain_into(&world, MEMORY, 0, events, || world.relay_from_memory(events, MEMORY))?;
+    let memory = drain_into(&world, MEMORY_TOPIC, 0, events, || world.relay_from_memory(events))?;
     let audit = Listener::start(&world.kafka.bootstrap(), |_| {})?.finish()?;
     let figures = vec![
         ("events", events.into()),
