@@ -49,7 +49,7 @@ found! {
     finds_outage_costs_attempt: OutageCostsAttempt within 300 by "attempts" | "without a reason";
     finds_lane_goes_on: LaneGoesOn within 300 by "reached the broker before" | "before it";
     finds_drain_publishes: DrainPublishes within 300 by "the broker has it not";
-    finds_lease_deadline_ignored: LeaseDeadlineIgnored within 300 by "without the lease" | "Abandoned";
+    finds_lease_deadline_ignored: LeaseDeadlineIgnored within 300 by "without the lease";
     finds_verdicts_late: VerdictsLate within 300 by "reached the broker before" | "in hand" | "before it";
     finds_release_is_published: ReleaseIsPublished within 300 by "lost";
     finds_cursor_passes_undecided: CursorPassesUndecided within 300 by "lost" | "not settled long after";
