@@ -79,3 +79,6 @@ pub use on::{is, plant};
 pub(crate) const fn is(_: Bug) -> bool {
     false
 }
+
+#[cfg(not(feature = "planted"))]
+const _: () = assert!(!is(Bug::LaneGoesOn), "the binary holds no planted bug");

@@ -136,6 +136,7 @@ impl Log for SimLog {
     }
 
     async fn release(&self) -> Result<(), SourceError> {
+        self.process.handed_over.store(true, Relaxed);
         let instance = self.process.instance;
         self.call(move |world| {
             world.release(instance);

@@ -14,6 +14,8 @@ pub(crate) struct Process {
     pub(crate) instance: u64,
     /// The epoch of its lease, as the process knows it.
     pub(crate) epoch: AtomicU64,
+    /// It has tried to give its lease back.
+    pub(crate) handed_over: AtomicBool,
     dead: AtomicBool,
     paused: AtomicBool,
     calls: AtomicU64,
@@ -37,6 +39,7 @@ impl Process {
         Process {
             instance,
             epoch: AtomicU64::new(0),
+            handed_over: AtomicBool::new(false),
             dead: AtomicBool::new(false),
             paused: AtomicBool::new(false),
             calls: AtomicU64::new(0),

@@ -362,7 +362,8 @@ async fn stop_relay(shared: &Arc<Shared>, mut running: Incarnation, calm: bool) 
     if settled > counters.claimed || (calm && only && settled != counters.claimed) {
         world.violated(format!("p{instance} claimed {} events and settled {settled}", counters.claimed));
     }
-    if calm && matches!(ended, Ok(Ok(Ok(_)))) && world.lease.owner == Some(instance) {
+    let kept = !running.process.handed_over.load(Relaxed) || (calm && world.lease.owner == Some(instance));
+    if matches!(ended, Ok(Ok(Ok(_)))) && kept {
         world.violated(format!("p{instance} stopped and did not hand the lease over"));
     }
     match ended {

@@ -31,12 +31,13 @@ fn a_failure_names_the_seed_and_the_command() {
     assert!(!failure.trace.is_empty());
 }
 
-/// Each bug is found within so many seeds, by a rule whose message holds one of the words.
+/// Each bug is found within these seeds, by a rule whose message holds one of the words. A rare one has seeds near
+/// its first, so that the test is short in a debug build.
 macro_rules! found {
-    ($($name:ident: $bug:ident within $seeds:literal by $($word:literal)|+;)+) => {$(
+    ($($name:ident: $bug:ident within $seeds:expr, by $($word:literal)|+;)+) => {$(
         #[test]
         fn $name() {
-            let failure = run(0..$seeds, Some(Bug::$bug)).expect_err(concat!(stringify!($bug), " was not found"));
+            let failure = run($seeds, Some(Bug::$bug)).expect_err(concat!(stringify!($bug), " was not found"));
             println!("{}: seed {}: {}", stringify!($bug), failure.seed, failure.violation);
             assert!([$($word),+].iter().any(|word| failure.violation.contains(word)), "{failure}");
         }
@@ -44,25 +45,25 @@ macro_rules! found {
 }
 
 found! {
-    finds_unknown_is_success: UnknownIsSuccess within 300 by "the broker has it not";
-    finds_outcomes_reversed: OutcomesReversed within 300 by "the broker has it not" | "without a reason" | "before its time";
-    finds_outage_costs_attempt: OutageCostsAttempt within 300 by "attempts" | "without a reason";
-    finds_lane_goes_on: LaneGoesOn within 300 by "reached the broker before" | "before it";
-    finds_drain_publishes: DrainPublishes within 300 by "the broker has it not";
-    finds_lease_deadline_ignored: LeaseDeadlineIgnored within 300 by "without the lease" | "Abandoned";
-    finds_verdicts_late: VerdictsLate within 300 by "reached the broker before" | "in hand" | "before it";
-    finds_release_is_published: ReleaseIsPublished within 300 by "lost";
-    finds_cursor_passes_undecided: CursorPassesUndecided within 300 by "lost" | "not settled long after";
-    finds_fresh_before_again: FreshBeforeAgain within 1_000 by "before it";
-    finds_waiting_forgotten: WaitingForgotten within 300 by "not settled long after";
-    finds_retry_before_due: RetryBeforeDue within 300 by "before its time";
-    finds_delay_ignored: DelayIgnored within 300 by "before it is available";
-    finds_held_rows_stale: HeldRowsStale within 300 by "again" | "before";
-    finds_released_held_forgotten: ReleasedHeldForgotten within 3_000 by "not settled long after";
-    finds_writes_after_failure: WritesAfterFailure within 3_000 by "goes back" | "held again";
-    finds_stop_keeps_lease: StopKeepsLease within 300 by "hand the lease over";
-    finds_trouble_not_loaded: TroubleNotLoaded within 300 by "reached the broker before" | "before it" | "not settled long after";
-    finds_first_row_decides: FirstRowDecides within 3_000 by "reached the broker before" | "before it";
-    finds_settle_not_fenced: SettleNotFenced within 300 by "was taken in epoch";
-    finds_page_skips_event: PageSkipsEvent within 300 by "lost" | "before it";
+    finds_unknown_is_success: UnknownIsSuccess within 0..300, by "the broker has it not";
+    finds_outcomes_reversed: OutcomesReversed within 0..300, by "the broker has it not" | "without a reason" | "before its time";
+    finds_outage_costs_attempt: OutageCostsAttempt within 0..300, by "attempts" | "without a reason";
+    finds_lane_goes_on: LaneGoesOn within 0..300, by "reached the broker before" | "before it";
+    finds_drain_publishes: DrainPublishes within 0..300, by "the broker has it not";
+    finds_lease_deadline_ignored: LeaseDeadlineIgnored within 0..300, by "without the lease";
+    finds_verdicts_late: VerdictsLate within 0..300, by "reached the broker before" | "in hand" | "before it";
+    finds_release_is_published: ReleaseIsPublished within 0..300, by "lost";
+    finds_cursor_passes_undecided: CursorPassesUndecided within 0..300, by "lost" | "not settled long after";
+    finds_fresh_before_again: FreshBeforeAgain within 0..1_000, by "before it";
+    finds_waiting_forgotten: WaitingForgotten within 0..300, by "not settled long after";
+    finds_retry_before_due: RetryBeforeDue within 0..300, by "before its time";
+    finds_delay_ignored: DelayIgnored within 0..300, by "before it is available";
+    finds_held_rows_stale: HeldRowsStale within 0..300, by "again" | "before";
+    finds_released_held_forgotten: ReleasedHeldForgotten within 1_800..2_100, by "not settled long after";
+    finds_writes_after_failure: WritesAfterFailure within 0..3_000, by "goes back" | "held again";
+    finds_stop_keeps_lease: StopKeepsLease within 0..300, by "hand the lease over";
+    finds_trouble_not_loaded: TroubleNotLoaded within 0..300, by "reached the broker before" | "before it" | "not settled long after";
+    finds_first_row_decides: FirstRowDecides within 0..3_000, by "reached the broker before" | "before it";
+    finds_settle_not_fenced: SettleNotFenced within 0..300, by "was taken in epoch";
+    finds_page_skips_event: PageSkipsEvent within 0..300, by "lost" | "before it";
 }
