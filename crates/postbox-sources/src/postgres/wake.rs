@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_listener_there_is_no_sleep() {
+    fn without_a_listener_nobody_rests() {
         let start = Instant::now();
         let mut pace = Pace::new(start);
         for n in 0..40 {
