@@ -1,14 +1,11 @@
 //! The sinks against a real Kafka and a hostile HTTP server.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
-#[cfg(feature = "kafka")]
 mod consumer;
-#[cfg(feature = "kafka")]
 mod kafka;
 #[cfg(feature = "kafka-tls")]
 mod kafka_tls;
 mod suite;
-#[cfg(feature = "webhook")]
 mod webhook;
 
 use postbox_engine::{Envelope, Event, EventParts, Message, Route, Rule, SendError, SendErrorKind};

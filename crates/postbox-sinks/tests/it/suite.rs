@@ -14,7 +14,6 @@ fn id_of(text: &[u8]) -> [u8; 16] {
     u128::from_str_radix(&digits, 16).unwrap().to_be_bytes()
 }
 
-#[cfg(feature = "kafka")]
 mod kafka {
     use super::*;
     use crate::consumer::{plaintext, read_all};
@@ -132,7 +131,6 @@ mod kafka {
     }
 }
 
-#[cfg(feature = "webhook")]
 mod webhook {
     use super::*;
     use crate::webhook::{OK, Receiver};
