@@ -37,12 +37,17 @@ impl Target {
     /// `Refused` when the URL cannot be read. The message never holds a part of it but the names of options.
     pub(crate) fn parse(url: &str) -> Result<Target, SourceError> {
         let (rest, mode, root) = take_tls_options(url);
-        let mut config = Config::from_str(&rest).map_err(|_| {
+        let unreadable = || {
             refused(
                 "the database URL cannot be read; it is postgres://USER:PASSWORD@HOST:PORT/DATABASE, and characters such as \
                  @ : / % in the password must be percent-encoded",
             )
-        })?;
+        };
+        // A password with a bare @ and / would leave its rest to be taken for a host and a database.
+        if rest.contains("://") && rest.split('?').next().is_some_and(|base| base.matches('@').count() > 1) {
+            return Err(unreadable());
+        }
+        let mut config = Config::from_str(&rest).map_err(|_| unreadable())?;
         if config.get_hosts().is_empty() {
             config.host("127.0.0.1");
         }

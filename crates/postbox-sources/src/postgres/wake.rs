@@ -193,7 +193,7 @@ mod tests {
             assert_eq!(pace.polled(start + (400 + n) * MS, 0, 100, true), Chore::None);
         }
         assert_eq!(pace.pause(), PAUSE_IDLE);
-        assert_eq!(pace.polled(start + 1100 * MS, 0, 100, true), Chore::LieDown);
+        assert_eq!(pace.polled(start + 1150 * MS, 0, 100, true), Chore::LieDown);
         pace.closing(105);
         assert_eq!(pace.polled(start + 1200 * MS, 0, 104, true), Chore::None);
         assert_eq!(pace.pause(), PAUSE_IDLE, "a transaction that may stay silent is still running");
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_listener_there_is_no_sleep() {
+    fn without_a_listener_nobody_rests() {
         let start = Instant::now();
         let mut pace = Pace::new(start);
         for n in 0..40 {

@@ -61,7 +61,9 @@ async fn case_d1_a_bin_goes_when_all_have_passed_it_and_nothing_in_it_is_held(ve
 
     let dump = client(&db.url).await; // what pg_dump holds: a lock that TRUNCATE must not queue behind
     dump.batch_execute("BEGIN; SELECT count(*) FROM postbox.outbox_0").await.unwrap();
-    db.sql("SELECT pg_sleep(2)").await;
+    let refused = "SELECT xact_rollback FROM pg_stat_database WHERE datname = current_database()";
+    let before: i64 = db.one(refused).await;
+    in_time("the bin was tried twice", async { while db.one::<i64>(refused).await < before + 2 {} }).await;
     let waiting: i64 = db.one("SELECT count(*) FROM pg_locks WHERE NOT granted").await;
     assert_eq!((db.rows(0).await, waiting), (10, 0), "in use, and nobody waits");
     dump.batch_execute("COMMIT").await.unwrap();
@@ -89,8 +91,9 @@ async fn case_r9_a_relay_away_for_rounds_of_the_ring_finds_everything(version: P
         db.bin(n % 6).await; // more than three rounds
         db.insert(10, 3).await;
         drain(&audit, 10).await;
-        db.sql("SELECT pg_sleep(0.2)").await;
     }
+    let quiet = tokio::time::timeout(Duration::from_secs(3), audit.read(LIMIT)).await;
+    assert!(quiet.is_err(), "longer than the retention, nothing comes: {quiet:?}");
     acquire(&main).await;
     let ids = drain(&main, 200).await;
     assert!(ids.is_sorted_by(|a, b| a < b));

@@ -21,7 +21,7 @@ async fn notifying(version: PgVersion) -> Db {
 }
 
 /// The wake lease has ended and the reader rests for longer than any pause of one that is awake.
-async fn asleep(db: &Db) {
+async fn rests(db: &Db) {
     let sql = "SELECT (SELECT last_value = 1 FROM postbox.wake) AND EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'postbox reader' \
                AND datname = current_database() AND state = 'idle' AND state_change < clock_timestamp() - interval '0.6 s')";
     in_time("the log is asleep", async { while !db.one::<bool>(sql).await {} }).await;
@@ -31,12 +31,13 @@ async fn asleep_the_log_is_quiet_and_writers_wake_it(version: PgVersion) {
     let db = notifying(version).await;
     let log = db.log();
     acquire(&log).await;
-    asleep(&db).await;
+    rests(&db).await;
     let transactions = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()";
     let rows = "SELECT sum(n_tup_ins + n_tup_upd + n_tup_del)::bigint FROM pg_stat_user_tables";
     db.sql("SELECT pg_stat_force_next_flush()").await;
     let before = (db.one::<i64>(transactions).await, db.one::<i64>(rows).await);
-    db.sql("SELECT pg_sleep(5)").await;
+    let quiet = tokio::time::timeout(Duration::from_secs(5), log.read(LIMIT)).await;
+    assert!(quiet.is_err(), "nothing to read: {quiet:?}");
     db.sql("SELECT pg_stat_force_next_flush()").await;
     let after = (db.one::<i64>(transactions).await, db.one::<i64>(rows).await);
     let statements = after.0 - before.0 - 4; // ours
@@ -46,7 +47,7 @@ async fn asleep_the_log_is_quiet_and_writers_wake_it(version: PgVersion) {
 
     let mut waits = Vec::new();
     for _ in 0..5 {
-        asleep(&db).await;
+        rests(&db).await;
         db.insert(1, 1).await;
         let committed = Instant::now();
         drain(&log, 1).await;
@@ -92,21 +93,21 @@ async fn sleep_waits_for_writers_that_may_stay_silent(version: PgVersion) {
     assert!(took < 6.0, "it sleeps, although a silent writer is open: eight polls took {took} s");
     silent.batch_execute("COMMIT").await.unwrap();
     drain(&log, 1).await;
-    asleep(&db).await;
+    rests(&db).await;
 }
 
 async fn case_d4_a_lost_listener_is_survived(version: PgVersion) {
     let db = notifying(version).await;
     let log = db.log();
     acquire(&log).await;
-    asleep(&db).await;
+    rests(&db).await;
     let kill = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'postbox listener' AND datname = current_database()";
     assert_eq!(db.one::<i64>(kill).await, 1);
     db.insert(1, 1).await;
     drain(&log, 1).await;
     let listening = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'postbox listener' AND datname = current_database() AND query LIKE 'LISTEN%'";
     in_time("it listens again", async { while db.one::<i64>(listening).await != 1 {} }).await;
-    asleep(&db).await;
+    rests(&db).await;
     db.insert(1, 1).await;
     drain(&log, 1).await;
 }
