@@ -44,6 +44,8 @@ impl World {
         eprintln!("starting PostgreSQL 15 (fsync on) and Kafka ..");
         let mut extra = vec![];
         if setup.bench {
+            // PostgreSQL's default; the tests' servers have more, and then writers do not wake an idle relay.
+            extra.push(("max_prepared_transactions", "0"));
             extra.extend([("shared_buffers", "512MB"), ("max_wal_size", "16GB"), ("checkpoint_timeout", "1h")]);
         }
         if setup.statements {

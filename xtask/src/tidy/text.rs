@@ -57,10 +57,11 @@ pub(super) fn words(tree: &Tree) -> Vec<String> {
 }
 
 /// No test sleeps and hopes: it waits for a fact, with a deadline. A sleep says, on its line or the one above, that it
-/// is "the step of a wait", or part of "the schedule" that the test plays.
+/// is "the step of a wait", or part of "the schedule" that the test plays. In virtual time it is a schedule anyway.
 pub(super) fn sleeps(tree: &Tree) -> Vec<String> {
     let mut problems = Vec::new();
-    for (path, text) in tree.ending(".rs") {
+    let real_time = |(_, text): &(&str, &str)| !text.contains("start_paused = true");
+    for (path, text) in tree.ending(".rs").filter(real_time) {
         let whole = path.starts_with("tests/") || path.contains("/tests/") || path.ends_with("/tests.rs");
         let lines: Vec<&str> = text.lines().collect();
         let from = if whole { 0 } else { lines.iter().take_while(|l| l.trim() != "#[cfg(test)]").count() };
@@ -117,6 +118,8 @@ mod tests {
         let found = sleeps(&tree(&[("crates/a/src/lib.rs", &with_tests)]));
         assert_eq!(found, ["crates/a/src/lib.rs:6: a test sleeps; wait for a fact, with a deadline"]);
         assert_eq!(sleeps(&tree(&[("crates/a/tests/e2e/main.rs", &product)])).len(), 1);
+        let virtual_time = format!("#[tokio::test(start_paused = true)]\n{product}");
+        assert_eq!(sleeps(&tree(&[("crates/a/tests/e2e/main.rs", &virtual_time)])).len(), 0);
         let step = product.replace('\n', " // the step of a wait with a deadline\n");
         assert_eq!(sleeps(&tree(&[("crates/a/tests/e2e/main.rs", &step)])).len(), 0);
     }
