@@ -177,7 +177,7 @@ impl HeldSql {
             format!("CROSS JOIN LATERAL (SELECT {EVENT} FROM {schema}.outbox WHERE id = h.id ORDER BY id LIMIT 1) o");
         HeldSql {
             load: format!(
-                "SELECT key, count(*), (array_agg(state ORDER BY id))[1] <> 'waiting' FROM {schema}.held \
+                "SELECT key, count(*), bool_or(state <> 'waiting') FROM {schema}.held \
                  WHERE stream = $1 AND shard = $2 AND state <> 'done' AND (state IN ('retry', 'waiting') OR state = 'dead' AND $3) GROUP BY key"
             ),
             // A row whose event was taken from the outbox by hand would be due for ever: it is left to the operator.

@@ -85,9 +85,8 @@ pub(super) fn held(database: &Database, c: &Connection, stream: &str, query: &He
 /// The keys in trouble, and when the first held event is due.
 pub(super) fn load(database: &Database, c: &Connection, options: &Options) -> Result<Loaded, Failure> {
     let dead = if options.policy == DeadPolicy::Block { ", 'dead'" } else { "" };
-    // `h.state` beside min(): SQLite takes it from the row that has the minimum.
     let sql = format!(
-        "SELECT h.key, count(*), h.state, min(h.id) FROM \"postbox_held\" h
+        "SELECT h.key, count(*), max(h.state <> 'waiting') FROM \"postbox_held\" h
          WHERE h.stream = ?1 AND h.state IN ('retry', 'waiting'{dead})
            AND {EXISTS} GROUP BY h.key"
     );
@@ -95,7 +94,7 @@ pub(super) fn load(database: &Database, c: &Connection, options: &Options) -> Re
     let mut rows = statement.query([&options.stream])?;
     let mut keys = Vec::new();
     while let Some(row) = rows.next()? {
-        keys.push((row.get::<_, i64>(0)? as u64, row.get(1)?, row.get_ref(2)?.as_str() != Ok("waiting")));
+        keys.push((row.get::<_, i64>(0)? as u64, row.get(1)?, row.get(2)?));
     }
     Ok(Loaded { keys, next_due: next_due(database, c, &options.stream, &[])? })
 }

@@ -103,6 +103,25 @@ pub async fn a_retry_survives_a_restart<H: Harness>(harness: &H) {
     assert_eq!(came, row("a", 3));
 }
 
+/// O2 over a restart: a retry blocks its key also where an older event, delayed and due meanwhile, waits behind it.
+pub async fn a_retry_blocks_its_key_after_a_restart<H: Harness>(harness: &H) {
+    let outbox = harness.outbox().await;
+    outbox.write(&[Draft { delay: Some(PAUSE / 2), ..draft("a1") }, draft("a2")], End::Commit).await;
+    let source = open(&outbox, ONE).await;
+    let taken = take(&source, 1).await;
+    settle(&source, &[verdict(find(&taken, "a2"), retry(LEASE, 1))]).await;
+    // a1 is due within this claim, and queues up behind a2.
+    let nothing = tokio::time::timeout(PAUSE, source.claim(LIMIT)).await;
+    assert!(nothing.is_err(), "a1 overtook a2: {nothing:?}");
+    source.release().await.expect("released");
+    drop(source);
+    let source = open(&outbox, TWO).await;
+    write(&outbox, "a3 b1").await;
+    assert_eq!(names(&take(&source, 1).await), ["b1"]);
+    let nothing = tokio::time::timeout(PAUSE, source.claim(LIMIT)).await;
+    assert!(nothing.is_err(), "the key of a2 is blocked: {nothing:?}");
+}
+
 /// Q16; O3. Under `skip` the key goes on behind its dead event, which never comes by itself again.
 pub async fn a_dead_event_frees_its_key_under_skip<H: Harness>(harness: &H) {
     let outbox = harness.outbox().await;

@@ -132,6 +132,7 @@ macro_rules! source_suite {
             a_retry_comes_back_with_its_attempts_and_not_before_its_time
             events_behind_a_retry_wait_for_it
             a_retry_survives_a_restart
+            a_retry_blocks_its_key_after_a_restart
             a_dead_event_frees_its_key_under_skip
             a_dead_event_holds_its_key_under_block
             a_delayed_event_waits_alone
