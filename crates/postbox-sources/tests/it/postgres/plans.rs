@@ -13,6 +13,15 @@ on_all_versions! {
     a_late_commit_is_found_without_reading_all_between
 }
 
+/// A database whose bins autovacuum leaves alone: it scans them for the index by time.
+async fn unvacuumed(version: PgVersion) -> Db {
+    let db = Db::new(version).await;
+    for bin in 0..6 {
+        db.sql(&format!("ALTER TABLE postbox.outbox_{bin} SET (autovacuum_enabled = off)")).await;
+    }
+    db
+}
+
 /// Sequential scans of the bins, and entries read from their indexes, by all whose connections have ended.
 async fn reads(db: &Db) -> (i64, i64) {
     in_time("the relay's connections have ended", async {
@@ -41,7 +50,7 @@ async fn one_by_one(db: &Db, log: &PostgresLog, n: u32) {
 }
 
 async fn case_r6_statistics_of_an_empty_table_do_not_spoil_the_plans(version: PgVersion) {
-    let db = Db::new(version).await;
+    let db = unvacuumed(version).await;
     db.sql("ANALYZE").await;
     let before = reads(&db).await; // building indexes scans the bins
     let log = db.log();
@@ -62,7 +71,7 @@ async fn case_r6_statistics_of_an_empty_table_do_not_spoil_the_plans(version: Pg
 }
 
 async fn case_r7_retained_rows_and_old_snapshots_cost_a_poll_nothing(version: PgVersion) {
-    let db = Db::new(version).await;
+    let db = unvacuumed(version).await;
     db.insert(30_000, 100).await;
     let log = db.log();
     acquire(&log).await;
@@ -82,7 +91,7 @@ async fn case_r7_retained_rows_and_old_snapshots_cost_a_poll_nothing(version: Pg
 }
 
 async fn a_bulk_writer_is_not_walked_at_every_poll(version: PgVersion) {
-    let db = Db::new(version).await;
+    let db = unvacuumed(version).await;
     let before = reads(&db).await;
     let log = db.log();
     acquire(&log).await;
@@ -104,7 +113,7 @@ async fn a_bulk_writer_is_not_walked_at_every_poll(version: PgVersion) {
 
 /// A transaction that began before 40,000 events were published commits with 1,500 of its own, all with low ids.
 async fn a_late_commit_is_found_without_reading_all_between(version: PgVersion) {
-    let db = Db::new(version).await;
+    let db = unvacuumed(version).await;
     let log = db.log();
     acquire(&log).await;
     let late = client(&db.url).await;
