@@ -55,6 +55,8 @@ pub enum SendErrorKind {
     Unavailable,
     /// No answer. It may have been accepted: sent again with the same id; the stream pauses, no attempt is spent.
     Unknown,
+    /// Left out, since an earlier message of its key was refused: it goes where that one's verdict sends it.
+    Behind,
 }
 
 impl SendError {

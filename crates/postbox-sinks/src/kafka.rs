@@ -67,7 +67,7 @@ impl KafkaSink {
         let seat = self.seat(&mut state)?;
         let (turn, last_turn) = oneshot::channel();
         let before = std::mem::replace(&mut state.last_turn, last_turn);
-        Ok(Call { seat, before, turn })
+        Ok(Call { number: seat.session.call(), seat, before, turn })
     }
 
     /// Brokers are asked without a place in the order.
@@ -142,6 +142,7 @@ impl Sink for KafkaSink {
 
 /// One call of `send`.
 struct Call {
+    number: u64,
     seat: Seat,
     /// Errs when that call ended without its turn; it has given the session up then.
     before: oneshot::Receiver<()>,
@@ -150,7 +151,7 @@ struct Call {
 
 impl Call {
     async fn send(self, batch: &[Message]) -> Vec<Result<(), SendError>> {
-        let Call { seat, before, turn } = self;
+        let Call { number, seat, before, turn } = self;
         let session = &seat.session;
         let _ = before.await;
         if let Err(error) = session.learn_topics(batch).await {
@@ -161,7 +162,7 @@ impl Call {
         let mut ticket = session.open(batch.len()).await;
         let mut next = 0;
         loop {
-            next = session.hand_over(batch, next, &mut ticket);
+            next = session.hand_over(number, batch, next, &mut ticket);
             if next == batch.len() {
                 break;
             }
@@ -177,6 +178,7 @@ impl Call {
         while tokio::time::timeout(WATCH, ticket.reports()).await.is_err() {
             session.watch(started);
         }
+        session.told(batch);
         seat.finish();
         ticket.outcomes()
     }

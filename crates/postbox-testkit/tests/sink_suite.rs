@@ -19,6 +19,7 @@ enum Bug {
     BodyIsTrimmed,
     HeaderIsLost,
     LargeBlamesAll,
+    GoesOnBehind,
     SuccessWhileDown,
     BlamesWhileDown,
     MissingIsOutage,
@@ -154,9 +155,18 @@ impl Sink for MemorySink {
 
     async fn send(&self, batch: &[Message]) -> Vec<Result<(), SendError>> {
         let _turn = self.turn.lock().await; // fair, so that calls keep their order
-        let mut outcomes = Vec::new();
+        let (mut outcomes, mut refused) = (Vec::new(), std::collections::HashSet::new());
         for message in batch {
-            outcomes.push(self.send_one(message));
+            let key = message.event.key();
+            let outcome = if self.keeps_key_order && refused.contains(&key) && !self.has(Bug::GoesOnBehind) {
+                Err(SendError::new(SendErrorKind::Behind, "behind a refused message"))
+            } else {
+                self.send_one(message)
+            };
+            if matches!(&outcome, Err(e) if matches!(e.kind, SendErrorKind::Rejected | SendErrorKind::Failed)) {
+                refused.insert(key);
+            }
+            outcomes.push(outcome);
             tokio::task::yield_now().await; // where it can be dropped
         }
         if self.has(Bug::ForgetsAnOutcome) {
@@ -219,6 +229,7 @@ planted! {
     a_trimmed_body: BodyIsTrimmed is caught by bodies_arrive_byte_for_byte as "left"
     a_lost_header: HeaderIsLost is caught by headers_arrive_or_are_refused_with_their_message as "tenant_id"
     a_blamed_neighbour: LargeBlamesAll is caught by too_large_a_message_is_rejected_alone as "beside a large one"
+    a_message_sent_behind_a_refused_one: GoesOnBehind is caught by too_large_a_message_is_rejected_alone as "nothing overtakes"
     success_while_down: SuccessWhileDown is caught by an_outage_is_never_success_and_loses_nothing as "nobody is there"
     blame_while_down: BlamesWhileDown is caught by an_outage_is_never_success_and_loses_nothing as "not the event's fault"
     a_missing_topic_taken_for_an_outage: MissingIsOutage is caught by a_missing_destination_concerns_its_messages_only as "Unavailable"

@@ -194,6 +194,7 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
             outcomes.push(match result {
                 Ok(()) => Outcome::Published,
                 Err(e) if e.kind == SendErrorKind::Unknown && planted::is(Bug::UnknownIsSuccess) => Outcome::Published,
+                Err(error) if error.kind == SendErrorKind::Behind => Outcome::Again,
                 Err(error) if is_outage(error.kind) => {
                     outage = Some(error);
                     Outcome::Again

@@ -163,10 +163,10 @@ fn case_w5_and_o1_a_payload_too_large_is_dead_with_its_size_and_holds_only_its_k
     write(&database, 2, 1, 2);
     let big = format!("\"{}\"", "x".repeat(5_000));
     let id = folder.ok(&["publish", "order", "a1", "order.moved", &big]).stdout;
+    write(&database, 2, 3, 40); // in one batch with the event that is too large
     let relay = folder.leading_relay();
     let trace = || folder.json(&["trace", id.trim(), "--json"])[0].clone();
     until("the event is dead", || trace()["state"] == "dead");
-    write(&database, 2, 3, 40);
     let error = trace()["error"].as_str().unwrap().to_owned();
     let sizes = error.split(' ').filter_map(|word| word.parse::<usize>().ok());
     assert!(sizes.max().is_some_and(|bytes| bytes > 5_000) && error.contains("message_bytes_max"), "{error}");

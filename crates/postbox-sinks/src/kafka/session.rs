@@ -13,7 +13,8 @@ use rdkafka::message::{Header, Message as _, OwnedHeaders};
 use rdkafka::metadata::Metadata;
 use rdkafka::producer::{BaseRecord, DeliveryResult, Producer, ProducerContext, PurgeConfig, ThreadedProducer};
 use rdkafka::types::RDKafkaErrorCode as Code;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -37,6 +38,10 @@ pub(super) struct Session {
     shared: Arc<Shared>,
     batching: Batching,
     users: AtomicUsize,
+    calls: AtomicU64,
+    /// Keys of which a message was refused here, and up to which call the relay may not know of it yet: nothing
+    /// behind it is sent so long. `None`: the refusal is still to be reported.
+    refused: Mutex<HashMap<u64, Option<u64>>>,
     handed_over: AtomicUsize,
 }
 
@@ -94,8 +99,8 @@ impl Session {
                 flush(&flushed);
             }
         });
-        let (users, handed_over) = Default::default();
-        Ok(Session { producer, flusher, shared, batching, users, handed_over })
+        let (users, calls, refused, handed_over) = Default::default();
+        Ok(Session { producer, flusher, shared, batching, users, calls, refused, handed_over })
     }
 
     /// How the next session batches, given what this one met.
@@ -120,6 +125,23 @@ impl Session {
     }
     pub(super) fn users(&self) -> &AtomicUsize {
         &self.users
+    }
+    /// The number of a new call.
+    pub(super) fn call(&self) -> u64 {
+        self.calls.fetch_add(1, SeqCst)
+    }
+
+    /// The relay is told of its call's refusals now: calls from now on know them.
+    pub(super) fn told(&self, batch: &[Message]) {
+        let mut refused = lock(&self.refused);
+        if !refused.is_empty() {
+            let last = self.calls.load(SeqCst).saturating_sub(1);
+            for message in batch {
+                if let Some(until @ None) = refused.get_mut(&message.event.key()) {
+                    *until = Some(last);
+                }
+            }
+        }
     }
 
     /// A place for a batch.
@@ -158,27 +180,37 @@ impl Session {
     }
 
     /// Hands messages over, from the given one on, until the queue is full; returns the first one that is left.
-    pub(super) fn hand_over(&self, batch: &[Message], from: usize, ticket: &mut Ticket) -> usize {
+    pub(super) fn hand_over(&self, call: u64, batch: &[Message], from: usize, ticket: &mut Ticket) -> usize {
         let shared = &self.shared;
         let mut topic = Topic { name: None, refused: None };
+        let mut refused = lock(&self.refused);
+        refused.retain(|_, until| until.is_none_or(|until| until >= call));
         let mut ended = lock(&shared.ended);
         for (n, message) in batch.iter().enumerate().skip(from) {
             if let Some(ended) = &*ended {
                 ticket.fail(n, SendError::new(SendErrorKind::Unavailable, format!("not sent: {}", ended.why)));
                 continue;
             }
-            if let Some(error) = topic.turn_to(message, shared) {
-                ticket.fail(n, error);
+            if !refused.is_empty() && refused.contains_key(&message.event.key()) {
+                ticket.fail(n, SendError::new(SendErrorKind::Behind, "behind a refused message of its key"));
                 continue;
             }
-            match self.produce(message, ticket.opaque(n)) {
+            let produced = match topic.turn_to(message, shared) {
+                Some(error) => Err(error),
+                None => match self.produce(message, ticket.opaque(n)) {
+                    Ok(()) => Ok(()),
+                    Err(Code::QueueFull) => return n,
+                    Err(Code::MessageSizeTooLarge) => Err(too_large(message)),
+                    Err(code) => Err(shared.answer(code, &message.destination, None)),
+                },
+            };
+            match produced {
                 Ok(()) => ticket.handed_over(),
-                Err(Code::QueueFull) => return n,
-                Err(Code::MessageSizeTooLarge) => ticket.fail(n, too_large(message)),
-                Err(code) => {
-                    let error = shared.answer(code, &message.destination, None);
+                Err(error) => {
                     if matches!(error.kind, SendErrorKind::Unavailable | SendErrorKind::Unknown) {
                         *ended = Some(Ended::now(&error.message));
+                    } else {
+                        refused.insert(message.event.key(), None);
                     }
                     ticket.fail(n, error);
                 }

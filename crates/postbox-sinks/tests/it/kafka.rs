@@ -143,7 +143,7 @@ async fn case_k10_a_message_over_the_limit_is_refused_before_it_is_sent_and_its_
         let batch = [
             message(&topic, number, "k", b"before"),
             message(&topic, number + 1, "k", &vec![b'x'; middle]),
-            message(&topic, number + 2, "k", b"after"),
+            message(&topic, number + 2, "j", b"after"),
         ];
         number += 3;
         let outcomes = within(sink.send(&batch)).await;
@@ -162,6 +162,22 @@ async fn case_k10_a_message_over_the_limit_is_refused_before_it_is_sent_and_its_
     assert!(lengths.iter().all(|length| *length < too_large));
 }
 
+/// Also not from a batch that was called before the first one's answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn case_o5_nothing_behind_a_message_refused_here_is_sent_before_the_relay_knows() {
+    use SendErrorKind::{Behind, Rejected};
+    let topic = topic(1, &[]);
+    let sink = sink_with(&Kafka::shared().bootstrap(), r#", "message_bytes_max": 10000"#);
+    let small = |n, key| message(&topic, n, key, b"1");
+    let first = [small(0, "k"), message(&topic, 1, "k", &[b'x'; 20_000]), small(2, "k"), small(3, "j")];
+    let second = [small(4, "k"), small(5, "j")];
+    let (first, second) = within(async { tokio::join!(sink.send(&first), sink.send(&second)) }).await;
+    assert_eq!(kinds(&first), [None, Some(Rejected), Some(Behind), None]);
+    assert_eq!(kinds(&second), [Some(Behind), None]);
+    assert_eq!(kinds(&within(sink.send(&[small(6, "k")])).await), [None], "the relay knows by now");
+    assert_eq!(seen(&topic, 1).iter().map(super::consumer::Seen::number).collect::<Vec<_>>(), [0, 3, 5, 6]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn case_o6_a_missing_topic_is_its_events_fault_only() {
     let there = topic(1, &[]);
@@ -174,7 +190,8 @@ async fn case_o6_a_missing_topic_is_its_events_fault_only() {
         message(&there, 3, "b", b"4"),
     ];
     let outcomes = within(sink.send(&batch)).await;
-    assert_eq!(kinds(&outcomes), [None, Some(SendErrorKind::Failed), Some(SendErrorKind::Rejected), None]);
+    use SendErrorKind::{Behind, Failed, Rejected};
+    assert_eq!(kinds(&outcomes), [None, Some(Failed), Some(Rejected), Some(Behind)]);
     let text = outcomes[1].clone().unwrap_err().message;
     assert!(
         text.contains(&format!(
