@@ -57,24 +57,27 @@ async fn system_id(session: &Session) -> Result<i64, SourceError> {
     }
 }
 
+/// What mends it, in the words of every refusal here.
+const MEND: &str = "Stop all relays: nothing is lost while they stand still. `postbox rebase` mends it, which this version does not have yet";
+
 fn mistrust(stored: &Stored, system_id: i64, database: u32, datname: &str) -> Option<String> {
     if stored.system_id != system_id && stored.system_id != 0 && system_id != 0 {
         return Some(format!(
             "it was written in cluster {}, and this is cluster {system_id} (a restored dump, a logical copy, or an upgrade by pg_upgrade): \
-             its transaction ids mean nothing here. Stop all relays and run `postbox rebase`",
+             its transaction ids mean nothing here. {MEND}",
             stored.system_id
         ));
     }
     if stored.database != database {
         return Some(format!(
             "database {datname} is a copy of another one in this cluster, and waiting events would be sent a second time. \
-             If this copy is to go on in the original's place, run `postbox rebase`"
+             If this copy is to go on in the original's place: {MEND}"
         ));
     }
     stored.ahead.then(|| {
-        "it is ahead of the server's transaction ids: the server was restored to an earlier time or lost its tail in a promotion. \
-         Stop all relays and run `postbox rebase`"
-            .into()
+        format!(
+            "it is ahead of the server's transaction ids: the server was restored to an earlier time or lost its tail in a promotion. {MEND}"
+        )
     })
 }
 
@@ -91,8 +94,7 @@ async fn numbers(session: &Session, schema: &str, generation: i16) -> Result<(),
     let row = within(STATEMENT_TIMEOUT, "check the outbox's ids", session.query_one(&sql, &[&sequence])).await?;
     if let Some(txid) = row.get::<_, Option<String>>(0) {
         return Err(refused(format!(
-            "the outbox of schema {schema} holds transaction {txid}, which this server has not begun yet: the rows come from another cluster. \
-             Run `postbox rebase`"
+            "the outbox of schema {schema} holds transaction {txid}, which this server has not begun yet: the rows come from another cluster. {MEND}"
         )));
     }
     if row.get::<_, Option<bool>>(1) == Some(true) {
