@@ -1,4 +1,4 @@
-//! Where events come from. [`build`] is the whole registry: an enum and one `match`; [`admin`] is the same for what
+//! Where events come from. [`build`] is the whole registry: an enum and one `match`; [`admin()`] is the same for what
 //! people ask. The URL's scheme chooses the database.
 
 pub mod admin;

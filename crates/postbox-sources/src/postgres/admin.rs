@@ -1,4 +1,4 @@
-//! What people ask of a PostgreSQL outbox: see [`crate::admin`]. Works while no relay runs, and disturbs none that does.
+//! What people ask of a PostgreSQL outbox: see [`crate::admin`](mod@crate::admin). Works while no relay runs, and disturbs none that does.
 //! Each question has a connection of its own. Only `migrate` changes anything.
 
 use super::connect::{Role, Session, connect};

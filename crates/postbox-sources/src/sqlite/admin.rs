@@ -1,4 +1,4 @@
-//! What people ask of a SQLite outbox: see [`crate::admin`]. Works while no relay runs, and disturbs none that does.
+//! What people ask of a SQLite outbox: see [`crate::admin`](mod@crate::admin). Works while no relay runs, and disturbs none that does.
 
 use super::connection::Database;
 use super::error::{Failure, refused};
