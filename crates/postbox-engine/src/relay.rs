@@ -36,8 +36,8 @@ impl Default for RelayOptions {
     fn default() -> RelayOptions {
         RelayOptions {
             stream: "main".into(),
-            events_max: 16_384,  // eight batches of 2,000: fewer leave cores idle when draining
-            bytes_max: 16 << 20, // in hand; the sink's own queue comes on top
+            events_max: 8_192, // four batches of 2,000: more add memory and no speed, fewer leave cores idle when draining
+            bytes_max: 8 << 20, // in hand; the sink's own queue comes on top
             retry: Retry::default(),
             send_timeout: Duration::from_secs(30),
             drain_timeout: Duration::from_secs(10),

@@ -26,12 +26,14 @@ impl MemoryLog {
     }
 
     fn page(&self, from: u64, to: u64) -> LogPage<u64> {
-        let mut page = PageBuilder::default();
+        let (mut page, mut payload) = (PageBuilder::default(), Vec::with_capacity(PAYLOAD));
         for n in from..to {
             let (aggregate, seq) = (n % AGGREGATES, n / AGGREGATES + 1);
             let id = format!("a{aggregate}");
-            let head = format!("{{\"agg\":\"{id}\",\"seq\":{seq},\"pad\":\"");
-            let payload = format!("{head}{:x<1$}\"}}", "", PAYLOAD - 2 - head.len());
+            payload.clear();
+            payload.extend_from_slice(format!("{{\"agg\":\"{id}\",\"seq\":{seq},\"pad\":\"").as_bytes());
+            payload.resize(PAYLOAD - 2, b'x');
+            payload.extend_from_slice(b"\"}");
             let mut event_id = [0; 16];
             event_id[8..].copy_from_slice(&n.to_be_bytes());
             page.push(&EventParts {
@@ -42,7 +44,7 @@ impl MemoryLog {
                 aggregate_seq: i64::try_from(seq).ok(),
                 event_type: "bench.made",
                 schema_version: 1,
-                payload: Some(payload.as_bytes()),
+                payload: Some(&payload),
                 content_type: "application/json",
                 headers: "{\"tenant_id\": \"t1\"}",
                 destination: None,
