@@ -96,5 +96,6 @@ fn run(verb: Verb) -> Result<()> {
 
 /// Another seed each time; it is printed, so that the run can be repeated.
 fn new_seed() -> u64 {
-    std::process::id().into()
+    let now = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
+    now.as_secs() ^ u64::from(now.subsec_nanos())
 }

@@ -14,7 +14,7 @@ also as POSTBOX__SECTION__KEY; DATABASE_URL where no key names the database. `po
 
 Exit codes:
   0    done; for relay: stopped by a signal, with all in hand settled or given back
-  1    it could not be done; the last line of stderr says why
+  1    it could not be done; the last lines of stderr say why
   2    the command line or the configuration is wrong; nothing was tried
   3    check found something that must be mended; trace found no such event
   128+ ended by a second signal (130: Ctrl-C, 143: SIGTERM); what was in flight is sent again by the next relay

@@ -110,7 +110,7 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
         let counters = &self.relay.counters;
         let limits = self.relay.sink.limits();
         let in_flight_max = if self.outages > 0 { 1 } else { limits.in_flight_max };
-        while self.paused_until.is_none() && self.draining.is_none() && self.sends.len() < in_flight_max {
+        while self.may_send() && self.sends.len() < in_flight_max {
             let Some(batch) = self.lanes.next_batch(limits.batch_max, limits.bytes_max) else { break };
             self.send(batch).await;
         }
@@ -147,6 +147,12 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
             Poll::Ready(result) => tokio::spawn(std::future::ready(result)),
             Poll::Pending => tokio::spawn(settle),
         });
+    }
+
+    /// The clock is looked at here too: the process may have stood still since the last step.
+    fn may_send(&self) -> bool {
+        let proven = Instant::now() < self.send_until || planted::is(Bug::LeaseDeadlineIgnored);
+        proven && self.paused_until.is_none() && self.draining.is_none()
     }
 
     /// Routes and sends one batch. What cannot be routed is decided at once.
