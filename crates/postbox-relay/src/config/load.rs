@@ -153,7 +153,7 @@ fn secret(key: &str, is_set: bool, file: Option<&Path>) -> Result<Option<String>
 }
 
 /// What no single key shows.
-fn check(config: &Config) -> Result<(), ConfigError> {
+pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     if config.stream.is_empty() {
         return Err(wrong("no stream is configured", "add a table [stream.main]"));
     }
@@ -175,6 +175,12 @@ fn check(config: &Config) -> Result<(), ConfigError> {
         }
         if stream.retry.attempts_max == 0 {
             return Err(wrong(format!("stream.{name}.retry.attempts_max is 0"), "set it to 1 or more"));
+        }
+        #[cfg(feature = "webhook")]
+        if stream.webhook.as_ref().is_some_and(|webhook| webhook.timeout >= config.relay.send_timeout) {
+            // A receiver that hangs would be an outage then, repeated for ever, and no event's fault.
+            let wrong_pair = format!("stream.{name}.webhook.timeout is not below relay.send_timeout");
+            return Err(wrong(wrong_pair, "raise relay.send_timeout, or lower the webhook's timeout"));
         }
     }
     Ok(())

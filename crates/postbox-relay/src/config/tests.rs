@@ -207,6 +207,14 @@ fn every_kind_of_key_is_set_by_the_environment() {
     assert_eq!((main.sink, main.routes[0].topic.as_str(), main.retry.attempts_max), (SinkName::Kafka, "all", 3));
 }
 
+#[cfg(feature = "webhook")]
+#[test]
+fn a_webhook_must_time_out_before_its_send() {
+    let text = "[relay]\nsend_timeout = \"5s\"\n[stream.main.webhook]\nurl = \"https://example.com\"\n";
+    let said = super::load::check(&read(text, &[]).unwrap()).unwrap_err().what;
+    assert!(said.contains("webhook.timeout") && said.contains("relay.send_timeout"), "{said}");
+}
+
 #[test]
 fn the_database_is_named_by_the_key_then_by_database_url() {
     let file = tempfile::NamedTempFile::new().unwrap();

@@ -322,6 +322,18 @@ fn signal(kafka: &Kafka, name: &str) {
     assert!(status.success());
 }
 
+/// Stops the broker's threads, and returns when all of them stand still: a request sent before that may be answered.
+fn halt(kafka: &Kafka) {
+    signal(kafka, "-STOP");
+    let deadline = Instant::now() + DEADLINE;
+    let still = |stat: String| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'));
+    let threads = || std::fs::read_dir(format!("/proc/{}/task", kafka.pid())).unwrap();
+    while !threads().all(|task| std::fs::read_to_string(task.unwrap().path().join("stat")).is_ok_and(still)) {
+        assert!(Instant::now() < deadline, "the broker does not stop");
+        std::thread::yield_now();
+    }
+}
+
 /// A broker that hangs, and a relay that gives a batch up: what was not on the wire is not sent any more, and what was
 /// called behind it does not overtake it.
 #[tokio::test(flavor = "multi_thread")]
@@ -330,7 +342,7 @@ async fn case_k2_a_batch_given_up_is_not_sent_later_and_nothing_overtakes_it() {
     kafka.create_topic("t", 1, &[]).unwrap();
     let sink = sink(&kafka.bootstrap());
     assert_eq!(kinds(&within(sink.send(&[message("t", 0, "k", b"1")])).await), [None]);
-    signal(&kafka, "-STOP");
+    halt(&kafka);
     // Each as large as a request; five requests of a partition are on the wire at most.
     let large = vec![b'x'; 900_000];
     let batches: Vec<_> = (1..=14).map(|n| [message("t", n, "k", &large)]).collect();
@@ -372,7 +384,7 @@ async fn case_k2_a_slow_broker_is_waited_for() {
     kafka.create_topic("t", 1, &[]).unwrap();
     let sink = sink(&kafka.bootstrap());
     assert_eq!(kinds(&within(sink.send(&[message("t", 0, "k", b"1")])).await), [None]);
-    signal(&kafka, "-STOP");
+    halt(&kafka);
     let batch = [message("t", 1, "k", b"1")];
     let mut send = Box::pin(sink.send(&batch));
     let early = tokio::time::timeout(Duration::from_secs(8), &mut send).await;

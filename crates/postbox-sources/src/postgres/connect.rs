@@ -104,15 +104,15 @@ fn settings(role: Role) -> &'static str {
     match role {
         // JIT costs 83 ms a poll. Plans made while the table was empty cost 4x, and custom plans plan six bins anew.
         Role::Reader | Role::Keeper | Role::Admin => {
-            "SET jit = off; SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_bitmapscan = off; \
+            "SET standard_conforming_strings = on; SET jit = off; SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_bitmapscan = off; \
              SET statement_timeout = '60s'; SET lock_timeout = '10s'; SET bytea_output = hex; SET default_transaction_isolation = 'read committed'"
         }
         // A settle lost in a crash is a duplicate, never a loss.
         Role::Settler => {
-            "SET jit = off; SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_bitmapscan = off; \
+            "SET standard_conforming_strings = on; SET jit = off; SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_bitmapscan = off; \
              SET statement_timeout = '10s'; SET synchronous_commit = off; SET default_transaction_isolation = 'read committed'"
         }
-        Role::Listener => "SET statement_timeout = '10s'",
+        Role::Listener => "SET standard_conforming_strings = on; SET statement_timeout = '10s'",
     }
 }
 

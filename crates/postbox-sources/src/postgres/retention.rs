@@ -5,6 +5,7 @@
 use crate::postgres::PostgresOptions;
 use crate::postgres::connect::Session;
 use crate::postgres::error::{STATEMENT_TIMEOUT, within};
+use crate::postgres::migrate::literal;
 use crate::postgres::sql::quoted;
 use postbox_engine::SourceError;
 use std::sync::Arc;
@@ -169,9 +170,4 @@ impl Keeper {
         .await
         .map(|_| ())
     }
-}
-
-/// A text as a literal, whatever it holds.
-fn literal(text: &str) -> String {
-    format!("'{}'", text.replace('\'', "''"))
 }
