@@ -36,6 +36,20 @@ pub enum HeldState {
     Done,
 }
 
+impl HeldState {
+    /// As it stands in held rows, whatever the database.
+    pub fn name(self) -> &'static str {
+        match self {
+            HeldState::Retry => "retry",
+            HeldState::Waiting => "waiting",
+            HeldState::Delayed => "delayed",
+            HeldState::Dead => "dead",
+            HeldState::Replay => "replay",
+            HeldState::Done => "done",
+        }
+    }
+}
+
 /// A held row to write: inserted, or updated when the event is held already.
 #[derive(Clone, Debug)]
 pub struct HeldChange {

@@ -19,17 +19,6 @@ pub(crate) struct Shard<'a> {
     pub(crate) shard: i16,
 }
 
-pub(crate) fn state_name(state: HeldState) -> &'static str {
-    match state {
-        HeldState::Retry => "retry",
-        HeldState::Waiting => "waiting",
-        HeldState::Delayed => "delayed",
-        HeldState::Dead => "dead",
-        HeldState::Replay => "replay",
-        HeldState::Done => "done",
-    }
-}
-
 fn state_of(name: &str) -> HeldState {
     match name {
         "retry" => HeldState::Retry,

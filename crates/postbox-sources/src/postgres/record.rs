@@ -1,7 +1,6 @@
 //! Settling: held rows and the cursor's new row in one fenced statement, all or none. No row back: the lease is lost,
 //! and nothing was written.
 
-use crate::postgres::held::state_name;
 use crate::postgres::identity::Identity;
 use crate::postgres::log::{Mark, Tenure};
 use crate::postgres::row::SnapshotText;
@@ -88,7 +87,7 @@ impl<'a> Held<'a> {
             rows.event_ids.push(Uuid::from_bytes(event.event_id()).to_string());
             rows.event_types.push(event.event_type());
             rows.created.push(event.created_at());
-            rows.states.push(state_name(change.state));
+            rows.states.push(change.state.name());
             rows.attempts.push(i32::try_from(change.attempts).unwrap_or(i32::MAX));
             rows.due.push(due(change));
             rows.errors.push(change.error.as_deref());

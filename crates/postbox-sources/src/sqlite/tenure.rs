@@ -130,7 +130,7 @@ impl Tenure {
                 self.options.stream,
                 held.event.id(),
                 held.event.key() as i64,
-                state_name(held.state),
+                held.state.name(),
                 held.attempts,
                 timed.then(|| held.due.as_micros().div_ceil(1000) as i64),
                 held.error.as_deref(),
@@ -239,17 +239,6 @@ fn trusted_cursor(database: &Database, c: &Connection, options: &Options) -> Res
         database.restart_statement(&options.stream),
     ))
     .into())
-}
-
-pub(super) fn state_name(state: HeldState) -> &'static str {
-    match state {
-        HeldState::Retry => "retry",
-        HeldState::Waiting => "waiting",
-        HeldState::Delayed => "delayed",
-        HeldState::Dead => "dead",
-        HeldState::Replay => "replay",
-        HeldState::Done => "done",
-    }
 }
 
 pub(super) fn millis(ms: i64) -> Duration {
