@@ -58,8 +58,16 @@ pub struct Headers(Vec<u8>);
 
 impl Headers {
     /// Names that postbox writes itself. A row that brought its own would say two things about one event.
-    pub const OWN: [&str; 7] =
-        ["event_id", "event_type", "aggregate_type", "content_type", "schema_version", "aggregate_seq", "replay"];
+    pub const OWN: [&str; 8] = [
+        "event_id",
+        "event_type",
+        "aggregate_type",
+        "content_type",
+        "schema_version",
+        "aggregate_seq",
+        "replay",
+        "content-type",
+    ];
 
     pub fn with_capacity(bytes: usize) -> Headers {
         Headers(Vec::with_capacity(bytes))

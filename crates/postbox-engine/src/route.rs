@@ -290,5 +290,4 @@ impl Names {
 }
 
 #[cfg(test)]
-#[cfg(test)]
 mod tests;

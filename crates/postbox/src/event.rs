@@ -12,6 +12,19 @@ pub type EventId = Uuid;
 /// KiB are left for these.
 pub const PAYLOAD_BYTES_MAX: usize = 1024 * 1024 - 16 * 1024;
 
+/// Names of headers that the relay writes itself, in any case of letters: an event that brought its own would say two
+/// things about itself.
+pub const HEADERS_RESERVED: [&str; 8] = [
+    "event_id",
+    "event_type",
+    "aggregate_type",
+    "content_type",
+    "schema_version",
+    "aggregate_seq",
+    "replay",
+    "content-type",
+];
+
 /// An event to publish. Without a payload it is a tombstone.
 ///
 /// ```
@@ -110,7 +123,8 @@ impl Event {
         self.schema_version = version;
         self
     }
-    /// A header: correlation id, traceparent, tenant. The same name again replaces the value.
+    /// A header: correlation id, traceparent, tenant. The same name again replaces the value. The names in
+    /// [`HEADERS_RESERVED`] are refused when the event is published.
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Event {
         self.headers.insert(name.into(), value.into());
         self
@@ -220,6 +234,8 @@ fn check_header(name: &str, value: &str) -> Result<(), EventError> {
     let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
     let reason = if name.is_empty() || !name.bytes().all(token) {
         "its name is not one of ASCII letters, digits and -_. and the like"
+    } else if HEADERS_RESERVED.iter().any(|own| own.eq_ignore_ascii_case(name)) {
+        "postbox writes a header of this name itself; choose another name"
     } else if value.contains(['\r', '\n', '\0']) {
         "its value holds a line break or a zero byte"
     } else {
@@ -281,6 +297,10 @@ mod tests {
         for value in ["a\r\nb: c", "a\n", "\0"] {
             let error = wrong(&event().header("name", value));
             assert!(matches!(&error, EventError::Header { name, .. } if name == "name"), "{value:?}");
+        }
+        for name in HEADERS_RESERVED.into_iter().chain(["Event_ID"]) {
+            let error = wrong(&event().header(name, "v"));
+            assert!(matches!(&error, EventError::Header { reason, .. } if reason.contains("itself")), "{error}");
         }
         event().header("traceparent", "ünïcode values are fine").check(100).expect("a good event");
     }

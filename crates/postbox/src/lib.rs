@@ -14,5 +14,5 @@ mod sqlx;
 #[cfg(feature = "tokio-postgres")]
 mod tokio_postgres;
 
-pub use event::{Event, EventError, EventId, PAYLOAD_BYTES_MAX};
+pub use event::{Event, EventError, EventId, HEADERS_RESERVED, PAYLOAD_BYTES_MAX};
 pub use outbox::{Outbox, PublishError, Transaction, publish};

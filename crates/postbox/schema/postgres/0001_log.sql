@@ -25,14 +25,15 @@ RETURN encode(set_bit(set_bit(overlay(
 CREATE FUNCTION {schema}.payload_max() RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN 1048576 - 16384;
 
--- True for an object of strings whose names can be header names anywhere (HTTP tokens) and whose values hold no line break.
--- publish() asks it. As a constraint it would add 10 to 20 us to each INSERT of 30; a bad header that came by a plain
--- INSERT parks its event at the relay, with the reason.
+-- True for an object of strings whose names can be header names anywhere (HTTP tokens) and are none that the relay writes
+-- itself, and whose values hold no line break. publish() asks it. As a constraint it would add 10 to 20 us to each INSERT
+-- of 30; a bad header that came by a plain INSERT parks its event at the relay, with the reason.
 CREATE FUNCTION {schema}.headers_valid(headers jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE PARALLEL SAFE
 RETURN CASE
   WHEN headers = '{}' THEN true
   WHEN jsonb_typeof(headers) <> 'object' THEN false
   ELSE NOT jsonb_path_exists(headers, '$.keyvalue() ? (!(@.key like_regex "^[-!#$%&''*+.^_`|~0-9A-Za-z]+$")
+    || @.key like_regex "^(event_id|event_type|aggregate_type|content[-_]type|schema_version|aggregate_seq|replay)$" flag "i"
     || @.value.type() != "string" || @.value like_regex "[\r\n]")') END;
 
 -- ---------------------------------------------------------------------------------------------------------------------
@@ -169,7 +170,8 @@ CREATE TRIGGER wake AFTER INSERT ON {schema}.outbox FOR EACH STATEMENT EXECUTE F
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- Writing: the same as an INSERT, with typed errors. SQLSTATEs:
---   PB001 the payload is larger than payload_max()         PB003 a header has a bad name or value, or the content type is bad
+--   PB001 the payload is larger than payload_max()         PB003 a header has a bad or reserved name or a bad value; or the
+--                                                                content type is bad
 --   PB002 both payload and payload_binary are given        PB004 a name is missing: aggregate type, aggregate id, event type
 -- ---------------------------------------------------------------------------------------------------------------------
 
@@ -190,7 +192,7 @@ BEGIN
       HINT = 'Keep large content elsewhere and publish a reference to it, or replace the function payload_max() if your broker takes more.';
   ELSIF NOT {schema}.headers_valid(coalesce(headers, '{}')) OR content_type ~ '[[:cntrl:]]' THEN
     RAISE EXCEPTION 'headers must be a JSON object of strings, names of ASCII letters, digits and -_. and the like, values without line breaks; so must the content type'
-      USING ERRCODE = 'PB003';
+      USING ERRCODE = 'PB003', HINT = 'Postbox itself writes event_id, event_type, aggregate_type, content_type, content-type, schema_version, aggregate_seq and replay: choose other names.';
   END IF;
   IF ordered THEN -- 'post' in ASCII keeps these locks apart from the application's own; before the INSERT draws its id
     PERFORM pg_advisory_xact_lock(1886352244, hashtext(aggregate_type || '/' || aggregate_id));

@@ -1,7 +1,7 @@
 //! What is wrong with an event is said at the write, in words and by a code.
 
 use crate::db::Db;
-use postbox::{Event, EventError, Outbox, PAYLOAD_BYTES_MAX, PublishError};
+use postbox::{Event, EventError, HEADERS_RESERVED, Outbox, PAYLOAD_BYTES_MAX, PublishError};
 use postbox_testkit::services::PgVersion;
 
 #[tokio::test]
@@ -41,7 +41,12 @@ async fn case_w5_publish_refuses_with_codes_of_its_own() {
             "SELECT postbox.publish('a', repeat('i', 300), 'x', to_json(repeat('x', {PAYLOAD_BYTES_MAX} - 2)))"
         );
         client.batch_execute(&fits).await.unwrap();
-        let headers = r#"SELECT postbox.publish('a', '1', 'y', headers => '{"traceparent": "00-0a-0b-01", "X_y.z": "ünïcode", "empty": ""}')"#;
+        for name in HEADERS_RESERVED.into_iter().chain(["Event_ID"]) {
+            let call = format!(r#"SELECT postbox.publish('a', '1', 'x', headers => '{{"{name}": "v"}}')"#);
+            let error = client.batch_execute(&call).await.expect_err(name);
+            assert_eq!(error.code().map(|c| c.code()), Some("PB003"), "{name}");
+        }
+        let headers = r#"SELECT postbox.publish('a', '1', 'y', headers => '{"traceparent": "00-0a-0b-01", "X_y.z": "ünïcode", "my_event_id": "1", "replayed": "1", "empty": ""}')"#;
         client.batch_execute(headers).await.unwrap();
         client.batch_execute("SELECT postbox.publish('a', '1', 'z', headers => NULL)").await.unwrap();
         assert_eq!(db.event_types().await, ["x", "y", "z"]);
