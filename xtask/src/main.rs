@@ -29,6 +29,7 @@ const EXAMPLES: &str = "Examples:
   cargo x sim --seed 4711           one schedule again
   cargo x crash --kills 50          real PostgreSQL and Kafka, two relays, 50 times SIGKILL
   cargo x bench s4                  2 million waiting events into Kafka
+  cargo x bench s1 s4 s2 --small    whether these scenarios run, in a minute
   cargo x services                  PostgreSQL and Kafka to play with, until Ctrl-C
   cargo x ci                        all that must be green before a merge";
 
@@ -56,10 +57,12 @@ enum Verb {
         #[arg(long)]
         seed: Option<u64>,
     },
-    /// Measures; see docs/benchmarks.md
+    /// Measures; see docs/benchmarks.md. One line of JSON for each scenario; s2 comes last
     Bench {
-        #[command(subcommand)]
-        scenario: bench::Scenario,
+        #[arg(required = true)]
+        scenarios: Vec<bench::Scenario>,
+        #[command(flatten)]
+        scale: bench::Scale,
     },
     /// PostgreSQL 15 and Kafka on free ports, until Ctrl-C
     Services,
@@ -87,7 +90,7 @@ fn run(verb: Verb) -> Result<()> {
             checks::sim(first..first + count)
         }
         Verb::Crash { kills, seed } => crash::run(kills, seed.unwrap_or_else(new_seed)),
-        Verb::Bench { scenario } => bench::run(scenario),
+        Verb::Bench { scenarios, scale } => bench::run(scenarios, scale),
         Verb::Services => checks::services(),
         Verb::Tidy => checks::tidy(),
         Verb::Ci => checks::ci(),

@@ -1,7 +1,7 @@
 //! S7: what the relay's work costs the database, per million events: nobody writes while it drains, and autovacuum
 //! is off, so what is counted is the relay's alone.
 
-use super::{drain, report, round};
+use super::{Scale, drain, report, round};
 use crate::audit::Listener;
 use crate::load;
 use crate::world::{Setup, World};
@@ -9,7 +9,8 @@ use anyhow::Result;
 use serde_json::{Map, json};
 use tokio_postgres::Client;
 
-pub(super) async fn run(events: u64, size: usize) -> Result<()> {
+pub(super) async fn run(scale: Scale) -> Result<()> {
+    let (Scale { size, .. }, events) = (scale, scale.events(1_000_000));
     let world = World::start(Setup { bench: true, statements: true, ..Setup::default() })?;
     let client = world.connect().await?;
     client

@@ -1,7 +1,7 @@
 //! S4 and S5: a backlog goes into Kafka. The rate is that of the middle, from 10 % to 90 % of the backlog, by the end
 //! offsets of the topic; what arrived is read and counted afterwards, so that the count costs the relay nothing.
 
-use super::{report, round};
+use super::{Scale, report, round};
 use crate::audit::{self, Listener};
 use crate::load;
 use crate::machine::Watch;
@@ -24,7 +24,8 @@ pub(super) struct Drained {
     pub(super) foreign_cores: f64,
 }
 
-pub(super) async fn s4(events: u64, size: usize, retained: u64) -> Result<()> {
+pub(super) async fn s4(scale: Scale) -> Result<()> {
+    let (Scale { size, retained, .. }, events) = (scale, scale.events(2_000_000));
     let world = World::start(Setup { bench: true, ..Setup::default() })?;
     prepare(&world, size, retained).await?;
     let before = retained + 1;
@@ -48,7 +49,8 @@ pub(super) async fn s4(events: u64, size: usize, retained: u64) -> Result<()> {
     report(&world, "s4", figures, &audit, (0..before + events).map(load::place)).await
 }
 
-pub(super) async fn s5(events: u64, size: usize) -> Result<()> {
+pub(super) async fn s5(scale: Scale) -> Result<()> {
+    let (Scale { size, .. }, events) = (scale, scale.events(2_000_000));
     let world = World::start(Setup { bench: true, ..Setup::default() })?;
     prepare(&world, size, 0).await?;
     load::fill(&world, 1, 1 + events, size).await?;

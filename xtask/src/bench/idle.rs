@@ -1,7 +1,7 @@
 //! S11: a relay with nothing to do. What it costs for a minute, and how late the first event after a minute's
 //! silence arrives; several such minutes, since one event is no percentile.
 
-use super::{median, ms, report, round};
+use super::{Scale, median, ms, report, round};
 use crate::audit::Listener;
 use crate::load::{self, INSERT, payload, place};
 use crate::machine::Watch;
@@ -16,7 +16,8 @@ const SILENCE: Duration = Duration::from_secs(60);
 /// From the last event until the relay has gone to sleep.
 const SETTLE: Duration = Duration::from_secs(10);
 
-pub(super) async fn run(rounds: usize) -> Result<()> {
+pub(super) async fn run(scale: Scale) -> Result<()> {
+    let (rounds, silence) = (scale.rounds(7), scale.pause(SILENCE));
     let world = World::start(Setup { bench: true, statements: true, ..Setup::default() })?;
     let client = world.connect().await?;
     client.batch_execute("CREATE EXTENSION pg_stat_statements").await?;
@@ -42,9 +43,9 @@ pub(super) async fn run(rounds: usize) -> Result<()> {
         if n == rounds as u64 {
             break;
         }
-        tokio::time::sleep(SETTLE).await;
+        tokio::time::sleep(scale.pause(SETTLE)).await;
         let (calls, us, start) = (calls(&client).await?, relay.cpu_us()?, Instant::now());
-        tokio::time::sleep(SILENCE).await;
+        tokio::time::sleep(silence).await;
         let seconds = start.elapsed().as_secs_f64();
         cpu.push((relay.cpu_us()? - us) as f64 / seconds / 10_000.0);
         statements.push((self::calls(&client).await? - calls - 1) as f64 / seconds); // less our own
@@ -59,7 +60,7 @@ pub(super) async fn run(rounds: usize) -> Result<()> {
     relay.stop()?;
     let figures = vec![
         ("silences", rounds.into()),
-        ("silence_s", SILENCE.as_secs().into()),
+        ("silence_s", silence.as_secs().into()),
         ("relay_cpu_percent", round(median(cpu)).into()),
         ("statements_per_s", round(median(statements)).into()),
         ("p50_ms", ms(&latency, 50.0).into()),

@@ -1,7 +1,7 @@
 //! S2: events at a steady rate, whatever the database answers (an open loop), and for each the time from the
 //! return of its COMMIT in the writer to its receipt by a consumer in this process.
 
-use super::{ms, report};
+use super::{Scale, ms, report};
 use crate::audit::Listener;
 use crate::load::{self, INSERT, KEYS, payload, place};
 use crate::machine::Watch;
@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 /// Connections of the writers; divides KEYS.
 const WRITERS: u64 = 8;
 /// Not measured: connections, plans and the JVM warm up.
-const WARM_UP_S: u64 = 15;
+const WARM_UP: Duration = Duration::from_secs(15);
 
 /// Nanoseconds from a common start, by number of the event; 0: not yet.
 type Times = Arc<Vec<AtomicU64>>;
@@ -25,10 +25,13 @@ fn times(events: u64) -> Times {
     Arc::new((0..events).map(|_| AtomicU64::new(0)).collect())
 }
 
-pub(super) async fn run(rate: u64, seconds: u64, size: usize) -> Result<()> {
+pub(super) async fn run(scale: Scale) -> Result<()> {
     const { assert!(KEYS.is_multiple_of(WRITERS)) };
     let world = World::start(Setup { bench: true, ..Setup::default() })?;
-    let events = rate * (WARM_UP_S + seconds);
+    let Scale { rate, size, .. } = scale;
+    let in_time = |time: Duration| (rate as f64 * time.as_secs_f64()) as u64;
+    let warm_up = in_time(scale.pause(WARM_UP));
+    let events = warm_up + in_time(scale.time(Duration::from_secs(60)));
     let (committed, arrived, start) = (times(events), times(events), Instant::now());
     let listener = Listener::start(&world.kafka.bootstrap(), {
         let arrived = arrived.clone();
@@ -65,7 +68,7 @@ pub(super) async fn run(rate: u64, seconds: u64, size: usize) -> Result<()> {
     let audit = listener.finish()?;
 
     let mut latency = Histogram::<u64>::new(3)?;
-    for n in (rate * WARM_UP_S) as usize..events as usize {
+    for n in warm_up as usize..events as usize {
         // The consumer may be faster than the answer to the writer: that is 0.
         let ns = arrived[n].load(Relaxed).saturating_sub(committed[n].load(Relaxed));
         latency.record(ns / 1_000)?;

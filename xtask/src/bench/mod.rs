@@ -11,90 +11,109 @@ mod writers;
 use crate::audit::{Audit, Seen};
 use crate::shell;
 use crate::world::World;
-use anyhow::{Result, bail};
-use clap::Subcommand;
+use anyhow::{Result, bail, ensure};
+use clap::{Args, ValueEnum};
 use hdrhistogram::Histogram;
 use serde_json::Value;
 use std::time::Duration;
 
-#[derive(Subcommand)]
+/// In the order in which they run, whatever was typed: a line about latency is the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Scenario {
     /// Sustained: writers without pause, one event per transaction, with the relay and without
-    S1 {
-        #[arg(long, default_value_t = 16)]
-        clients: usize,
-        #[arg(long, default_value_t = 30)]
-        seconds: u64,
-        #[arg(long, default_value_t = 500)]
-        size: usize,
-    },
-    /// Latency: from the return of COMMIT to the consumer, at a steady rate
-    S2 {
-        #[arg(long, default_value_t = 1_000)]
-        rate: u64,
-        #[arg(long, default_value_t = 60)]
-        seconds: u64,
-        #[arg(long, default_value_t = 500)]
-        size: usize,
-    },
+    S1,
     /// Recovery: a backlog into Kafka
-    S4 {
-        #[arg(long, default_value_t = 2_000_000)]
-        events: u64,
-        #[arg(long, default_value_t = 500)]
-        size: usize,
-        /// Published events that lie in the outbox before the backlog is written
-        #[arg(long, default_value_t = 0)]
-        retained: u64,
-    },
+    S4,
     /// S4, then the same with a transaction open from before the backlog
-    S5 {
-        #[arg(long, default_value_t = 2_000_000)]
-        events: u64,
-        #[arg(long, default_value_t = 500)]
-        size: usize,
-    },
+    S5,
     /// What writers pay: a business transaction without event, with one in a plain table, with one in the outbox
-    S6 {
-        #[arg(long, default_value_t = 5)]
-        rounds: usize,
-        #[arg(long, default_value_t = 5)]
-        seconds: u64,
-        #[arg(long, default_value_t = 500)]
-        size: usize,
-    },
+    S6,
     /// Cost in the database of the relay's work: WAL, dead rows, statements, sizes
-    S7 {
-        #[arg(long, default_value_t = 1_000_000)]
-        events: u64,
-        #[arg(long, default_value_t = 500)]
-        size: usize,
-    },
+    S7,
     /// Idle: CPU and statements of a relay with nothing to do, and the first event after a silence
-    S11 {
-        /// Silences of a minute
-        #[arg(long, default_value_t = 7)]
-        rounds: usize,
-    },
+    S11,
+    /// Latency: from the return of COMMIT to the consumer, at a steady rate
+    S2,
 }
 
-pub(crate) fn run(scenario: Scenario) -> Result<()> {
+/// How much of it. What is not given is the scenario's own.
+#[derive(Args, Clone, Copy)]
+pub(crate) struct Scale {
+    /// A thirtieth of everything: shows that a scenario runs and that all arrives; its figures say nothing
+    #[arg(long)]
+    small: bool,
+    /// Bytes of a payload
+    #[arg(long, default_value_t = 500)]
+    size: usize,
+    /// s4, s5, s7: events that wait [default: 2000000; s7: 1000000]
+    #[arg(long)]
+    events: Option<u64>,
+    /// s4: published events that lie in the outbox before the backlog is written
+    #[arg(long, default_value_t = 0)]
+    retained: u64,
+    /// s1: writers
+    #[arg(long, default_value_t = 16)]
+    clients: usize,
+    /// s2: events per second
+    #[arg(long, default_value_t = 1_000)]
+    rate: u64,
+    /// s1, s2, s6: how long a measurement lasts [default: 30, 60, 5]
+    #[arg(long)]
+    seconds: Option<u64>,
+    /// s6: rounds [default: 5]; s11: silences [default: 7]
+    #[arg(long)]
+    rounds: Option<usize>,
+}
+
+/// By what `--small` divides.
+const SMALL: u32 = 30;
+
+impl Scale {
+    fn events(&self, full: u64) -> u64 {
+        self.events.unwrap_or(if self.small { full / u64::from(SMALL) } else { full })
+    }
+    /// Of a measurement.
+    fn time(&self, full: Duration) -> Duration {
+        self.seconds.map_or_else(|| self.pause(full), Duration::from_secs)
+    }
+    /// Of a silence, or of what warms up.
+    fn pause(&self, full: Duration) -> Duration {
+        if self.small { full / SMALL } else { full }
+    }
+    fn rounds(&self, full: usize) -> usize {
+        self.rounds.unwrap_or(if self.small { 1 } else { full })
+    }
+}
+
+/// Runs each once, in the enum's order; one that fails does not keep the others from running.
+pub(crate) fn run(mut scenarios: Vec<Scenario>, scale: Scale) -> Result<()> {
     if shell::in_release()? {
         return Ok(());
     }
-    tokio::runtime::Runtime::new()?.block_on(async {
-        match scenario {
-            Scenario::S1 { clients, seconds, size } => {
-                sustained::run(clients, Duration::from_secs(seconds), size).await
-            }
-            Scenario::S2 { rate, seconds, size } => latency::run(rate, seconds, size).await,
-            Scenario::S4 { events, size, retained } => drain::s4(events, size, retained).await,
-            Scenario::S5 { events, size } => drain::s5(events, size).await,
-            Scenario::S6 { rounds, seconds, size } => writers::run(rounds, Duration::from_secs(seconds), size).await,
-            Scenario::S7 { events, size } => cost::run(events, size).await,
-            Scenario::S11 { rounds } => idle::run(rounds).await,
+    scenarios.sort();
+    scenarios.dedup();
+    let mut failed = vec![];
+    for scenario in scenarios {
+        // A runtime of its own, so that nothing of one scenario runs on in the next.
+        if let Err(error) = tokio::runtime::Runtime::new()?.block_on(run_one(scenario, scale)) {
+            eprintln!("{scenario:?}: {error:#}");
+            failed.push(scenario);
         }
-    })
+    }
+    ensure!(failed.is_empty(), "failed: {failed:?}");
+    Ok(())
+}
+
+async fn run_one(scenario: Scenario, scale: Scale) -> Result<()> {
+    match scenario {
+        Scenario::S1 => sustained::run(scale).await,
+        Scenario::S2 => latency::run(scale).await,
+        Scenario::S4 => drain::s4(scale).await,
+        Scenario::S5 => drain::s5(scale).await,
+        Scenario::S6 => writers::run(scale).await,
+        Scenario::S7 => cost::run(scale).await,
+        Scenario::S11 => idle::run(scale).await,
+    }
 }
 
 /// Names and values of a line of JSON, in their order.

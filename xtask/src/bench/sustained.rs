@@ -1,7 +1,7 @@
 //! S1: writers without pause, one event per transaction; alone, then with the relay, then alone. Sustained means
 //! that the events not yet delivered do not grow in number.
 
-use super::{report, round};
+use super::{Scale, report, round};
 use crate::audit::Listener;
 use crate::load::{self, KEYS, Written};
 use crate::machine::Watch;
@@ -9,13 +9,15 @@ use crate::world::{Setup, World};
 use anyhow::{Result, bail, ensure};
 use std::time::{Duration, Instant};
 
-pub(super) async fn run(clients: usize, time: Duration, size: usize) -> Result<()> {
+pub(super) async fn run(scale: Scale) -> Result<()> {
+    let Scale { clients, size, .. } = scale;
+    let (warm_up, time) = (scale.pause(Duration::from_secs(10)), scale.time(Duration::from_secs(30)));
     ensure!(KEYS.is_multiple_of(clients as u64), "--clients must divide {KEYS}, so that an aggregate has one writer");
     let world = World::start(Setup { bench: true, ..Setup::default() })?;
     let written = Written::new(clients);
     let listener = Listener::start(&world.kafka.bootstrap(), |_| {})?;
     let relay = world.relay("warm")?;
-    load::write_for(&world, &written, size, Duration::from_secs(10)).await?; // plans, JVM, files of their later size
+    load::write_for(&world, &written, size, warm_up).await?; // plans, JVM, files of their later size
     catch_up(&listener, written.events(), &relay.log_tail())?;
     relay.stop()?;
 

@@ -1,7 +1,7 @@
 //! S6: what a service pays for its event, with the relay running. Three kinds of the same business transaction,
 //! in turn: without an event, with one in a plain table, with one in the outbox.
 
-use super::{median, report, round};
+use super::{Scale, median, report, round};
 use crate::audit::Listener;
 use crate::load::{self, INSERT, KEYS, Written, payload, place};
 use crate::machine::Watch;
@@ -27,7 +27,8 @@ enum Kind {
 }
 const KINDS: [Kind; 3] = [Kind::Business, Kind::Plain, Kind::Outbox];
 
-pub(super) async fn run(rounds: usize, time: Duration, size: usize) -> Result<()> {
+pub(super) async fn run(scale: Scale) -> Result<()> {
+    let (rounds, time, size) = (scale.rounds(5), scale.time(Duration::from_secs(5)), scale.size);
     let world = World::start(Setup { bench: true, ..Setup::default() })?;
     world.connect().await?.batch_execute(APP).await?;
     let listener = Listener::start(&world.kafka.bootstrap(), |_| {})?;
