@@ -1,11 +1,13 @@
 //! `cargo x crash`: writers at work, two relays on one stream, and SIGKILL for one of them again and again. The
 //! truth is a journal that each transaction writes beside its events; a consumer says what of it arrived, in order.
+//! Moments and transactions come from a seed: a run can be repeated as far as the machine's own timing allows.
 
 use crate::audit::{Audit, Listener, Seen};
 use crate::relay::Relay;
 use crate::world::{Setup, World, connect};
 use crate::{load, shell};
 use anyhow::{Result, bail};
+use postbox_engine::Rng;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -25,18 +27,6 @@ const RELAY: &str = "lease = \"2s\"\nevents_max = 2000";
 /// Long enough for a lease to run out and the backlog to drain.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A small seeded generator (splitmix64): a run can be repeated as far as the machine's own timing allows.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, below: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % below
-    }
-}
-
 pub(crate) fn run(kills: u64, seed: u64) -> Result<()> {
     if shell::in_release()? {
         return Ok(());
@@ -52,7 +42,7 @@ async fn run_all(kills: u64, seed: u64) -> Result<()> {
     let stop = Arc::new(AtomicBool::new(false));
     let mut writers = JoinSet::new();
     for w in 0..WRITERS {
-        writers.spawn(write(world.url().to_owned(), Random(seed ^ (w + 1)), stop.clone()));
+        writers.spawn(write(world.url().to_owned(), Rng::new(seed ^ (w + 1)), stop.clone()));
     }
     let mut relays = [world.relay("relay-0")?, world.relay("relay-1")?];
     let killed = kill_often(&world, &mut relays, &listener, kills, seed).await;
@@ -90,7 +80,7 @@ async fn run_all(kills: u64, seed: u64) -> Result<()> {
 
 /// Kills one of the two relays at a drawn moment and starts it again at once, `kills` times.
 async fn kill_often(world: &World, relays: &mut [Relay; 2], listener: &Listener, kills: u64, seed: u64) -> Result<()> {
-    let (mut random, begin, client) = (Random(seed), Instant::now(), world.connect().await?);
+    let (mut random, begin, client) = (Rng::new(seed), Instant::now(), world.connect().await?);
     if !listener.wait_for(1, PATIENCE) {
         bail!("no event arrives:\n{}", relays[0].log_tail());
     }
@@ -147,7 +137,7 @@ const BURST: &str = "WITH aggregate AS (
   INSERT INTO app.journal SELECT $1, aggregate_seq, event_id FROM event";
 
 /// Transactions of all kinds until `stop`.
-async fn write(url: String, mut random: Random, stop: Arc<AtomicBool>) -> Result<()> {
+async fn write(url: String, mut random: Rng, stop: Arc<AtomicBool>) -> Result<()> {
     let mut client = connect(&url).await?;
     let statements = [client.prepare(CHANGE).await?, client.prepare(EVENT).await?, client.prepare(BURST).await?];
     let mut beat = tokio::time::interval(PACE);
@@ -160,7 +150,7 @@ async fn write(url: String, mut random: Random, stop: Arc<AtomicBool>) -> Result
 
 /// One business transaction. One in four has its transaction id long before it locks its aggregate, so that its
 /// events come with an old id; some hold several events, some go back to a savepoint, one in ten rolls back.
-async fn transaction(client: &mut Client, [change, event, burst]: &[Statement; 3], random: &mut Random) -> Result<()> {
+async fn transaction(client: &mut Client, [change, event, burst]: &[Statement; 3], random: &mut Rng) -> Result<()> {
     let mut outer = client.transaction().await?;
     if random.below(4) == 0 {
         outer.execute("SELECT pg_current_xact_id()", &[]).await?;

@@ -1,10 +1,10 @@
 //! The sink suite on a destination in memory: it passes, and a sink with a bug does not.
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
+mod planted;
+
 use postbox_engine::{Limits, Message, SendError, SendErrorKind, Sink};
 use postbox_testkit::sink_suite::{Destination, Harness, Nature, Received};
-use postbox_testkit::{run_rule, sink_suite};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use tokio::sync::Notify;
@@ -201,26 +201,8 @@ mod one_of_a_key_at_a_time {
     postbox_testkit::sink_suite!(super::Memory { bug: None, keeps_key_order: false });
 }
 
-/// What the rule says when a sink has that bug.
-fn caught<F: Future<Output = ()>>(bug: Bug, rule: impl FnOnce(&'static Memory) -> F) -> String {
-    let memory: &'static Memory = Box::leak(Box::new(Memory { bug: Some(bug), keeps_key_order: true }));
-    let panic = catch_unwind(AssertUnwindSafe(|| run_rule(rule(memory))));
-    let panic = panic.expect_err(&format!("{bug:?} went unnoticed"));
-    let text = panic.downcast_ref::<String>().cloned();
-    text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default()
-}
-
-macro_rules! planted {
-    ($($test:ident: $bug:ident is caught by $rule:ident as $text:literal)*) => {
-        $(#[test]
-        fn $test() {
-            let said = caught(Bug::$bug, |memory| sink_suite::$rule(memory));
-            assert!(said.contains($text), "{said}");
-        })*
-    };
-}
-
-planted! {
+planted::planted! {
+    sink_suite, |bug| Memory { bug: Some(bug), keeps_key_order: true };
     a_lost_message: LosesOne is caught by each_message_has_its_outcome_and_arrives_once_in_order as "acknowledged is there"
     a_missing_outcome: ForgetsAnOutcome is caught by each_message_has_its_outcome_and_arrives_once_in_order as "one outcome per message"
     a_wrong_order: Reverses is caught by calls_keep_the_order_of_a_key as "order of first deliveries"

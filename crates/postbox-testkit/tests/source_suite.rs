@@ -2,33 +2,15 @@
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
 mod memory;
+mod planted;
 
 use memory::{Bug, Memory};
-use postbox_testkit::{run_rule, source_suite};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use postbox_testkit::source_suite;
 
 source_suite!(Memory(None));
 
-/// What the rule says when a source has that bug.
-fn caught<F: Future<Output = ()>>(bug: Bug, rule: impl FnOnce(&'static Memory) -> F) -> String {
-    let memory: &'static Memory = Box::leak(Box::new(Memory(Some(bug))));
-    let panic = catch_unwind(AssertUnwindSafe(|| run_rule(rule(memory))));
-    let panic = panic.expect_err(&format!("{bug:?} went unnoticed"));
-    let text = panic.downcast_ref::<String>().cloned();
-    text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default()
-}
-
-macro_rules! planted {
-    ($($test:ident: $bug:ident is caught by $rule:ident as $text:literal)*) => {
-        $(#[test]
-        fn $test() {
-            let said = caught(Bug::$bug, |memory| source_suite::$rule(memory));
-            assert!(said.contains($text), "{said}");
-        })*
-    };
-}
-
-planted! {
+planted::planted! {
+    source_suite, |bug| Memory(Some(bug));
     an_unfenced_settle: SettleUnfenced is caught by a_lost_lease_settles_nothing as "the lease is lost"
     an_ignored_lease: LeaseIgnored is caught by a_lease_keeps_others_out_and_is_handed_over_at_once as "second relay got the lease"
     an_early_takeover: LeaseIgnored is caught by a_lease_that_runs_out_is_taken_over as "while the lease was proven"

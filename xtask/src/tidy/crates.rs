@@ -11,7 +11,7 @@ const ARROWS: &[(&str, &[&str], &[&str])] = &[
     ("postbox-relay", &["postbox", "postbox-engine", "postbox-sinks", "postbox-sources"], &["postbox-testkit"]),
     ("postbox-testkit", &["postbox-engine"], &[]),
     ("postbox-sim", &["postbox-engine"], &[]),
-    ("xtask", &["postbox-sim", "postbox-testkit"], &[]),
+    ("xtask", &["postbox-engine", "postbox-sim", "postbox-testkit"], &[]),
     ("embedded", &["postbox", "postbox-relay"], &[]),
 ];
 
