@@ -5,6 +5,7 @@ mod audit;
 mod bench;
 mod checks;
 mod crash;
+mod lean;
 mod load;
 mod machine;
 mod relay;

@@ -49,9 +49,11 @@ fn show(command: &Command) -> String {
     words.join(" ")
 }
 
-/// Builds the product's release binary and returns its path.
-pub(crate) fn build_postbox() -> Result<PathBuf> {
-    run(cargo(&["build", "--release", "--package", "postbox-relay"]))?;
+/// Builds the product's release binary, with cargo's own arguments about features, and returns its path.
+pub(crate) fn build_postbox(features: &[&str]) -> Result<PathBuf> {
+    let mut build = cargo(&["build", "--release", "--package", "postbox-relay"]);
+    build.args(features);
+    run(build)?;
     Ok(target().join("release/postbox"))
 }
 

@@ -61,24 +61,6 @@ fn a_sink_without_its_table_and_an_option_that_breaks_a_promise_are_refused() {
     wrong.run(&["relay"]).failed_with(2, &["acks", "cannot be set"]);
 }
 
-#[cfg(all(feature = "kafka", not(feature = "kafka-tls")))]
-#[test]
-fn a_build_without_tls_says_so() {
-    let folder = Folder::with_config(
-        "[stream.main]\nsink = \"kafka\"\n[stream.main.kafka]\nbrokers = \"h:9093\"\nsecurity = \"ssl\"\n",
-    );
-    folder.run(&["relay"]).failed_with(2, &["no TLS/SASL", "--features kafka-tls"]);
-    let check = folder.run(&["check"]);
-    assert!(check.code == Some(3) && check.stdout.contains("kafka-tls"), "{check:?}");
-}
-
-#[cfg(not(feature = "kafka"))]
-#[test]
-fn a_build_without_kafka_says_so() {
-    let folder = Folder::with_config("[stream.main]\nsink = \"kafka\"\n[stream.main.kafka]\nbrokers = \"h:9092\"\n");
-    folder.run(&["relay"]).failed_with(2, &["this build has no kafka sink", "--features kafka"]);
-}
-
 #[test]
 fn the_default_file_is_a_configuration_that_changes_nothing() {
     let folder = Folder::new();

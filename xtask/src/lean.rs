@@ -1,0 +1,79 @@
+//! A build without a feature says so when it is asked for it. The tests are built with all features, so the question
+//! goes to the program itself, in the build that the README asks for and in the smallest one.
+
+use crate::shell;
+use anyhow::{Result, ensure};
+use std::path::Path;
+use std::process::Command;
+
+/// A configuration, what this build lacks for it, and the feature that has it.
+struct Asked {
+    config: &'static str,
+    lacks: &'static str,
+    feature: &'static str,
+}
+
+/// What `cargo build` is told, and what the program is then asked for. The last is the build that stays.
+const BUILDS: [(&[&str], &[Asked]); 2] = [
+    (
+        &["--no-default-features"],
+        &[
+            Asked {
+                config: "[stream.main]\nsink = \"kafka\"\n[stream.main.kafka]\nbrokers = \"h:9092\"\n",
+                lacks: "this build has no kafka sink",
+                feature: "--features kafka",
+            },
+            Asked {
+                config: "[stream.main]\nsink = \"webhook\"\n[stream.main.webhook]\nurl = \"https://h/\"\n",
+                lacks: "this build has no webhook sink",
+                feature: "--features webhook",
+            },
+        ],
+    ),
+    (
+        &[],
+        &[
+            Asked {
+                config: "[stream.main]\nsink = \"kafka\"\n[stream.main.kafka]\nbrokers = \"h:9093\"\nsecurity = \"ssl\"\n",
+                lacks: "this build has no TLS/SASL",
+                feature: "--features kafka-tls",
+            },
+            Asked {
+                config: "[stream.main]\nsink = \"kafka\"\n[stream.main.kafka]\nbrokers = \"h:9093\"\n\
+                         security = \"sasl_ssl\"\nuser = \"u\"\npassword = \"p\"\n",
+                lacks: "this build has no TLS/SASL",
+                feature: "--features kafka-tls",
+            },
+        ],
+    ),
+];
+
+/// Asks each build for what it lacks.
+///
+/// # Errors
+/// One does not say so, or does not name the feature.
+pub(crate) fn check() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    for (features, asked) in BUILDS {
+        let binary = shell::build_postbox(features)?;
+        for Asked { config, lacks, feature } in asked {
+            std::fs::write(folder.path().join("postbox.toml"), config)?;
+            for (command, code) in [("relay", 2), ("check", 3)] {
+                let (ended, said) = ask(&binary, folder.path(), command)?;
+                ensure!(
+                    ended == Some(code) && said.contains(lacks) && said.contains(feature),
+                    "`postbox {command}`, built with {features:?}, must end with {code} and say {lacks:?} and \
+                     {feature:?}; it ended with {ended:?} and said:\n{said}\nasked for:\n{config}"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// How it ended, and all that it said.
+fn ask(binary: &Path, folder: &Path, command: &str) -> Result<(Option<i32>, String)> {
+    let output = Command::new(binary).arg(command).current_dir(folder).env_clear().output()?;
+    let said = [output.stdout, output.stderr].concat();
+    Ok((output.status.code(), String::from_utf8_lossy(&said).into_owned()))
+}
