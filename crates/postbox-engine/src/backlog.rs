@@ -53,11 +53,15 @@ impl HeldState {
 /// A held row to write: inserted, or updated when the event is held already.
 #[derive(Clone, Debug)]
 pub struct HeldChange {
+    /// The event that the row is about.
     pub event: Event,
+    /// What the row says from now on.
     pub state: HeldState,
+    /// Answers about the event so far; what is never tried or got no answer is not counted.
     pub attempts: u32,
     /// From the database's now; zero where it does not matter.
     pub due: Duration,
+    /// What the destination said last, for people.
     pub error: Option<Arc<str>>,
 }
 
@@ -70,6 +74,7 @@ pub struct Changes<M> {
     pub events: u32,
     /// The greatest event id among them; zero without any.
     pub max_id: i64,
+    /// Held rows to insert or to update.
     pub held: Vec<HeldChange>,
 }
 
@@ -132,6 +137,7 @@ struct Key {
 const HELD: u64 = 1 << 63;
 
 impl<M: Clone> Backlog<M> {
+    /// Nothing read yet, nothing held.
     pub fn new(policy: DeadPolicy) -> Backlog<M> {
         Backlog {
             policy,

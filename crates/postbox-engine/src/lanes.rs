@@ -29,6 +29,7 @@ pub struct Lanes {
 #[derive(Debug)]
 pub struct Batch {
     slots: Vec<u32>,
+    /// In the order in which they are to be sent; an outcome is told for each.
     pub events: Vec<Claimed>,
 }
 

@@ -5,6 +5,7 @@
 //! virtual time, and randomness comes from a seed. The engine that is simulated is the engine that runs.
 
 mod backlog;
+#[allow(missing_docs, reason = "a getter says what its field in EventParts says")]
 mod event;
 mod lanes;
 mod log;

@@ -39,6 +39,7 @@ pub trait Log: Send + Sync + 'static {
 /// Consecutive events of the log, in its order.
 #[derive(Clone, Debug)]
 pub struct LogPage<M> {
+    /// Oldest first; none when only the mark moves.
     pub events: Vec<Event>,
     /// Those that are not available yet: index in `events`, ascending, and for how long.
     pub delays: Vec<(u32, Duration)>,
@@ -60,6 +61,7 @@ pub struct Loaded {
 /// Which held events to fetch.
 #[derive(Clone, Debug)]
 pub struct HeldQuery {
+    /// How many at most.
     pub limit: ClaimLimit,
     /// Keys whose waiting events may go.
     pub open: Vec<u64>,
@@ -70,6 +72,7 @@ pub struct HeldQuery {
 /// Held events that may go now.
 #[derive(Clone, Debug, Default)]
 pub struct HeldPage {
+    /// In the order of their ids.
     pub events: Vec<HeldEvent>,
     /// Until the next of retry, delayed and replay is due, these here left out; zero when more are due now.
     pub next_due: Option<Duration>,
@@ -78,8 +81,11 @@ pub struct HeldPage {
 /// A held event with what its row says.
 #[derive(Clone, Debug)]
 pub struct HeldEvent {
+    /// The event itself, as it stands in the outbox.
     pub event: Event,
+    /// Answers about the event before now.
     pub attempts: u32,
+    /// Why it is held.
     pub state: HeldState,
 }
 
@@ -114,6 +120,7 @@ struct Inner<M> {
 const UNSETTLED_MAX: usize = 65_536;
 
 impl<L: Log> LogSource<L> {
+    /// A source that has read nothing yet; `policy` says what a dead event does to those behind it.
     pub fn new(log: L, policy: DeadPolicy) -> LogSource<L> {
         let inner = Mutex::new(Inner { backlog: Backlog::new(policy), held_at: None });
         LogSource {
@@ -124,6 +131,7 @@ impl<L: Log> LogSource<L> {
             changed: Notify::new(),
         }
     }
+    /// The log beneath.
     pub fn log(&self) -> &L {
         &self.log
     }

@@ -7,9 +7,11 @@ use std::sync::Arc;
 /// What a sink sends. The id is `event.event_id()`, the ordering key `event.aggregate_id()`.
 #[derive(Clone, Debug)]
 pub struct Message {
+    /// Where the message comes from: id, key and, unless there is a `body`, the payload.
     pub event: Event,
     /// Topic, exchange, subject or URL.
     pub destination: Arc<str>,
+    /// Those of the envelope first, then those of the row.
     pub headers: Headers,
     /// `None`: the event's own payload, byte for byte. `Some`: an envelope built around it.
     pub body: Option<Bytes>,
@@ -69,9 +71,14 @@ impl Headers {
         "content-type",
     ];
 
+    /// None yet, in a buffer of `bytes` bytes: a header takes its name, its value and 8 bytes.
     pub fn with_capacity(bytes: usize) -> Headers {
         Headers(Vec::with_capacity(bytes))
     }
+    /// Adds a header at the end.
+    ///
+    /// # Panics
+    /// Name or value of 4 GiB or more.
     pub fn push(&mut self, name: &str, value: &[u8]) {
         for part in [name.as_bytes(), value] {
             let length = u32::try_from(part.len()).expect("a header is smaller than 4 GiB");
@@ -79,6 +86,7 @@ impl Headers {
             self.0.extend_from_slice(part);
         }
     }
+    /// Name and value of each, in their order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
         let mut rest = &self.0[..];
         std::iter::from_fn(move || {
@@ -87,9 +95,11 @@ impl Headers {
             Some((std::str::from_utf8(name).expect("names are made from str"), value))
         })
     }
+    /// The first value of this name, which is compared byte for byte.
     pub fn get(&self, name: &str) -> Option<&[u8]> {
         self.iter().find(|(n, _)| *n == name).map(|(_, v)| v)
     }
+    /// What all of them take, in bytes.
     pub fn bytes(&self) -> usize {
         self.0.len()
     }

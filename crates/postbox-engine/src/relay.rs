@@ -23,6 +23,7 @@ pub struct RelayOptions {
     pub events_max: usize,
     /// Bytes in hand at once.
     pub bytes_max: usize,
+    /// When a failed event is tried again; its pauses are also those of an outage, up to 5 seconds.
     pub retry: Retry,
     /// After this long without an outcome a send is given up as unknown.
     pub send_timeout: Duration,
@@ -61,13 +62,17 @@ pub enum Stopped {
     /// All that was in hand is settled and the lease is handed over.
     Clean,
     /// The drain deadline passed; what was in flight will be sent again, with the same ids.
-    Abandoned { in_flight: usize },
+    Abandoned {
+        /// Events without an outcome.
+        in_flight: usize,
+    },
 }
 
 /// The longest pause during an outage of the database or the destination: both are back for us within seconds.
 const OUTAGE_PAUSE_MAX: Duration = Duration::from_secs(5);
 
 impl<S: Source, K: Sink> Relay<S, K> {
+    /// Joins them; nothing happens before [`Relay::run`].
     pub fn new(source: Arc<S>, sink: Arc<K>, route: Route, options: RelayOptions) -> Relay<S, K> {
         Relay { source, sink, route, options, counters: Arc::default() }
     }

@@ -45,9 +45,11 @@ impl Retry {
 pub struct Rng(u64);
 
 impl Rng {
+    /// The same seed gives the same numbers.
     pub fn new(seed: u64) -> Rng {
         Rng(seed)
     }
+    /// The next number: all 64 bits are random.
     #[expect(clippy::should_implement_trait, reason = "it never ends and is not iterated over")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -30,6 +30,7 @@ pub struct Rule {
     /// Topic, with `{aggregate_type}`, `{event_type}` and `{destination}` filled in. An event's own destination
     /// replaces the whole topic, unless the topic says with `{destination}` where it goes.
     pub topic: String,
+    /// The form of the message.
     #[serde(default)]
     pub envelope: Envelope,
 }
@@ -58,16 +59,29 @@ pub enum RouteError {
     #[error(
         "no route for aggregate type {aggregate_type:?}, event type {event_type:?}; add a rule to the stream's routes"
     )]
-    NoRule { aggregate_type: String, event_type: String },
+    NoRule {
+        /// Of the event.
+        aggregate_type: String,
+        /// Of the event.
+        event_type: String,
+    },
     /// The rule's topic asks for a destination that the event does not have.
     #[error("topic {topic:?} needs the event's destination, and it has none; set `destination` when writing it")]
-    NoDestination { topic: String },
+    NoDestination {
+        /// As the rule has it.
+        topic: String,
+    },
     /// The row's headers are no JSON object of strings, or a name cannot be used.
     #[error("headers are not usable: {0}")]
     BadHeaders(String),
     /// A rule's topic cannot be read. Found when the route is made, never by an event.
     #[error("topic {topic:?}: {reason}; known are {{aggregate_type}}, {{event_type}} and {{destination}}")]
-    BadTopic { topic: String, reason: String },
+    BadTopic {
+        /// As the rule has it.
+        topic: String,
+        /// What is wrong with it.
+        reason: String,
+    },
 }
 
 impl Route {

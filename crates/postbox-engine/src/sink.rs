@@ -6,6 +6,7 @@ use std::time::Duration;
 
 /// Where events go. See the suite in `postbox-testkit` for the rules that each sink must pass.
 pub trait Sink: Send + Sync + 'static {
+    /// What the relay must keep to; the same at every call.
     fn limits(&self) -> Limits;
 
     /// Sends a batch; one outcome per message, in the same order. The relay calls it again while earlier calls
@@ -36,6 +37,7 @@ pub struct Limits {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{message}")]
 pub struct SendError {
+    /// What the relay does about it.
     pub kind: SendErrorKind,
     /// What the destination said; never the payload, never a secret.
     pub message: String,
@@ -60,6 +62,7 @@ pub enum SendErrorKind {
 }
 
 impl SendError {
+    /// An error after which the sink asks for no pause of its own.
     pub fn new(kind: SendErrorKind, message: impl Into<String>) -> SendError {
         SendError { kind, message: message.into(), retry_after: None }
     }

@@ -36,13 +36,16 @@ pub trait Source: Send + Sync + 'static {
 /// How much a relay is ready to take.
 #[derive(Clone, Copy, Debug)]
 pub struct ClaimLimit {
+    /// Events at most.
     pub events_max: usize,
+    /// Bytes of these events at most; a single greater event comes alone.
     pub bytes_max: usize,
 }
 
 /// Events taken from a source, oldest first within each key.
 #[derive(Clone, Debug, Default)]
 pub struct Claim {
+    /// At least one.
     pub events: Vec<Claimed>,
 }
 
@@ -51,6 +54,7 @@ pub struct Claim {
 pub struct Claimed {
     /// The source's handle, unique within one tenure of the lease; comes back in its [`Settlement`].
     pub ticket: u64,
+    /// What was written.
     pub event: Event,
     /// Sends that ended with an answer about this event, before this claim.
     pub attempts: u32,
@@ -61,7 +65,9 @@ pub struct Claimed {
 /// A verdict on one claimed event.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settlement {
+    /// Of the claimed event.
     pub ticket: u64,
+    /// What became of it.
     pub verdict: Verdict,
 }
 
@@ -71,9 +77,21 @@ pub enum Verdict {
     /// The sink acknowledged it.
     Published,
     /// The sink's answer was about this event: try again, not before `after`.
-    Retry { after: Duration, attempts: u32, error: Arc<str> },
+    Retry {
+        /// From now, by the database's clock.
+        after: Duration,
+        /// Answers about the event, this one included.
+        attempts: u32,
+        /// What the sink said.
+        error: Arc<str>,
+    },
     /// Never again without an operator.
-    Dead { attempts: u32, error: Arc<str> },
+    Dead {
+        /// Answers about the event; one that cannot be routed had none.
+        attempts: u32,
+        /// What the sink said, or why the event has no route.
+        error: Arc<str>,
+    },
     /// Not tried, or tried with no answer about it: the next claim takes it again. Costs no attempt.
     Release,
 }
@@ -83,9 +101,11 @@ pub enum Verdict {
 #[error("{message}")]
 #[non_exhaustive]
 pub struct SourceError {
+    /// What the relay does about it.
     pub kind: SourceErrorKind,
     /// What happened, what it happened to, and what mends it.
     pub message: String,
+    /// The error of the driver, if it was one.
     #[source]
     pub source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
@@ -103,13 +123,16 @@ pub enum SourceErrorKind {
 }
 
 impl SourceError {
+    /// An error without a cause of its own.
     pub fn new(kind: SourceErrorKind, message: impl Into<String>) -> SourceError {
         SourceError { kind, message: message.into(), source: None }
     }
+    /// The same, with the error that led to it.
     pub fn caused_by(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> SourceError {
         self.source = Some(source.into());
         self
     }
+    /// Of the kind `LeaseLost`.
     pub fn lease_lost() -> SourceError {
         SourceError::new(SourceErrorKind::LeaseLost, "another relay owns the lease")
     }

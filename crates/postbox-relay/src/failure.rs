@@ -21,16 +21,20 @@ pub enum Code {
 #[derive(Debug, thiserror::Error)]
 #[error("{what}")]
 pub struct Failure {
+    /// What the process exits with.
     pub code: Code,
+    /// What could not be done, and why.
     pub what: String,
     /// What mends it, if that is not in `what` already.
     pub remedy: Option<String>,
 }
 
 impl Failure {
+    /// It was tried, and could not be done.
     pub fn failed(what: impl Into<String>) -> Failure {
         Failure { code: Code::Failed, what: what.into(), remedy: None }
     }
+    /// It was not tried: command line or configuration are wrong.
     pub fn usage(what: impl Into<String>) -> Failure {
         Failure { code: Code::Usage, what: what.into(), remedy: None }
     }
@@ -38,6 +42,7 @@ impl Failure {
     pub fn unwell(what: impl Into<String>) -> Failure {
         Failure { code: Code::Unwell, what: what.into(), remedy: None }
     }
+    /// The same, with what mends it.
     pub fn remedy(mut self, remedy: impl Into<String>) -> Failure {
         self.remedy = Some(remedy.into());
         self

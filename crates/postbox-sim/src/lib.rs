@@ -4,6 +4,8 @@
 //!
 //! Everything comes from the seed: the same seed gives the same trace, to the last step.
 
+#![allow(missing_docs, reason = "for our own tests alone: what needs words has them")]
+
 mod check;
 mod log;
 mod plan;

@@ -2,6 +2,7 @@
 //! A sink reports what the destination answered; it never decides about retries, order or leases.
 
 #[cfg(feature = "kafka")]
+#[allow(missing_docs, reason = "default.toml of the relay says what each option is")]
 pub mod kafka;
 #[cfg(any(feature = "kafka", feature = "webhook"))]
 mod settings;
@@ -24,10 +25,13 @@ use serde::Deserialize;
 #[non_exhaustive]
 #[allow(clippy::large_enum_variant)] // there is one for each stream
 pub enum SinkConfig {
+    /// Topics of Kafka.
     #[cfg(feature = "kafka")]
     Kafka(kafka::KafkaConfig),
+    /// HTTP requests.
     #[cfg(feature = "webhook")]
     Webhook(webhook::WebhookConfig),
+    /// Lines of JSON.
     Stdout(stdout::StdoutConfig),
 }
 
@@ -35,8 +39,11 @@ pub enum SinkConfig {
 #[derive(Debug, thiserror::Error)]
 #[error("{sink}: {message}")]
 pub struct BuildError {
+    /// The name of the sink.
     pub sink: &'static str,
+    /// Which option, and what mends it.
     pub message: String,
+    /// The error that led to it, if there was one.
     #[source]
     pub source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
@@ -52,10 +59,13 @@ impl BuildError {
 #[non_exhaustive]
 #[allow(clippy::large_enum_variant)] // as above
 pub enum AnySink {
+    /// Topics of Kafka.
     #[cfg(feature = "kafka")]
     Kafka(kafka::KafkaSink),
+    /// HTTP requests.
     #[cfg(feature = "webhook")]
     Webhook(webhook::WebhookSink),
+    /// Lines of JSON.
     Stdout(stdout::StdoutSink),
 }
 

@@ -25,6 +25,7 @@ struct Job {
 }
 
 impl StdoutSink {
+    /// Lines on this process's stdout.
     pub fn new() -> StdoutSink {
         StdoutSink::to(io::stdout())
     }

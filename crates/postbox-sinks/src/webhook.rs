@@ -29,11 +29,13 @@ pub struct WebhookConfig {
     /// replaces the other.
     #[serde(default, deserialize_with = "secret")]
     pub secret: Option<SecretString>,
+    /// A file with the key, instead of `secret`.
     #[serde(default)]
     pub secret_file: Option<PathBuf>,
     /// How long a receiver may take to answer.
     #[serde(default = "default_timeout", deserialize_with = "duration")]
     pub timeout: Duration,
+    /// How long connecting may take; part of `timeout`.
     #[serde(default = "default_connect_timeout", deserialize_with = "duration")]
     pub connect_timeout: Duration,
     /// Allows addresses of this machine and of private networks. Off, since whoever may write events may name URLs.

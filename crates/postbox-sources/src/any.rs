@@ -7,9 +7,12 @@ use std::time::Duration;
 
 /// Any source of this build; made by [`crate::build`].
 pub enum AnySource {
+    /// Events made up in memory.
     Memory(LogSource<crate::memory::MemoryLog>),
+    /// The log on PostgreSQL.
     #[cfg(feature = "postgres")]
     Postgres(Box<LogSource<crate::postgres::PostgresLog>>),
+    /// The log on SQLite.
     #[cfg(feature = "sqlite")]
     Sqlite(LogSource<crate::sqlite::SqliteLog>),
 }
@@ -49,10 +52,22 @@ impl Source for AnySource {
 /// What people ask of a database, whichever it is; made by [`crate::admin()`]. Connects anew for each question.
 #[derive(Debug)]
 pub enum AnyAdmin {
+    /// A schema of a database on PostgreSQL.
     #[cfg(feature = "postgres")]
-    Postgres { url: crate::Hidden, schema: String },
+    Postgres {
+        /// Never printed.
+        url: crate::Hidden,
+        /// Its name, unquoted.
+        schema: String,
+    },
+    /// A file of SQLite.
     #[cfg(feature = "sqlite")]
-    Sqlite { path: PathBuf, schema: String },
+    Sqlite {
+        /// Where it is.
+        path: PathBuf,
+        /// What the names of the tables begin with.
+        schema: String,
+    },
 }
 
 impl AnyAdmin {

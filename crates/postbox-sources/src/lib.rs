@@ -31,7 +31,9 @@ pub struct Location {
 /// Which events to carry, and for whom.
 #[derive(Clone, Debug)]
 pub struct SourceConfig {
+    /// Which database, and how to reach it.
     pub location: Location,
+    /// The stream's name, which is part of its progress.
     pub stream: String,
     /// Names this relay in the lease and in traces; unique per process.
     pub relay: String,
@@ -39,6 +41,7 @@ pub struct SourceConfig {
     pub lease: Duration,
     /// How long published events are kept.
     pub retention: Duration,
+    /// What a dead event does to those behind it in its key.
     pub policy: DeadPolicy,
 }
 

@@ -21,6 +21,7 @@ const PAYLOAD: usize = 500;
 const LEASE: Duration = Duration::from_secs(3600);
 
 impl MemoryLog {
+    /// So many events.
     pub fn new(events: u64) -> MemoryLog {
         MemoryLog { events, made: AtomicU64::new(0) }
     }

@@ -1,6 +1,8 @@
 //! What the tests of postbox stand on: real servers that end with the test (`services`), the rules that every
 //! source and every sink must pass (`source_suite`, `sink_suite`), and wrappers that fail on command (`faulty`).
 
+#![allow(missing_docs, reason = "for our own tests alone: what needs words has them")]
+
 pub mod faulty;
 pub mod services;
 pub mod sink_suite;

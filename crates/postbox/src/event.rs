@@ -248,24 +248,48 @@ fn check_header(name: &str, value: &str) -> Result<(), EventError> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EventError {
+    /// A name is empty that must say something.
     #[error("the event has no {field}")]
-    MissingName { field: &'static str },
+    MissingName {
+        /// Which, in words.
+        field: &'static str,
+    },
+    /// A text holds a zero byte, which PostgreSQL cannot store.
     #[error("the event's {field} holds a zero byte")]
-    ZeroByte { field: &'static str },
+    ZeroByte {
+        /// Which, in words.
+        field: &'static str,
+    },
+    /// Both a JSON and a binary payload are set.
     #[error("the event has two payloads: give JSON or bytes, not both")]
     TwoPayloads,
+    /// The payload is larger than what is taken, see [`PAYLOAD_BYTES_MAX`].
     #[error(
         "the payload has {bytes} bytes, at most {bytes_max} are taken: keep large content elsewhere and publish a \
          reference to it"
     )]
-    PayloadTooLarge { bytes: usize, bytes_max: usize },
+    PayloadTooLarge {
+        /// Of the payload.
+        bytes: usize,
+        /// That are taken.
+        bytes_max: usize,
+    },
+    /// The payload was given as JSON and is none, or a value could not be written as JSON.
     #[error("the payload is no JSON")]
     Json(#[source] serde_json::Error),
-    /// The value is not told: it may be secret.
+    /// A header that cannot be sent, or that postbox writes itself, see [`HEADERS_RESERVED`]. The value is not told: it
+    /// may be secret.
     #[error("header \"{name}\" cannot be sent: {reason}")]
-    Header { name: String, reason: &'static str },
+    Header {
+        /// With what cannot be printed escaped.
+        name: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// The media type could not stand in a header.
     #[error("the content type is empty or holds a control character")]
     ContentType,
+    /// The delay reaches beyond the times that databases know.
     #[error("the event would not be available for thousands of years")]
     AvailableTooLate,
 }

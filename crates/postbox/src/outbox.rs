@@ -144,9 +144,16 @@ pub enum PublishError {
     /// Known before the database was asked; the transaction is as it was.
     #[error(transparent)]
     Event(#[from] EventError),
-    /// The database refused; its transaction is to be rolled back. `source` is the driver's own error.
+    /// The database refused; its transaction is to be rolled back.
     #[error("{message}")]
-    Database { message: String, sqlstate: Option<String>, source: Box<dyn std::error::Error + Send + Sync> },
+    Database {
+        /// What it said, and what mends it.
+        message: String,
+        /// PostgreSQL's code, see [`PublishError::sqlstate`].
+        sqlstate: Option<String>,
+        /// The driver's own error.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
 }
 
 impl PublishError {

@@ -15,7 +15,9 @@ const FILE: &str = "postbox.toml";
 #[derive(Debug, thiserror::Error)]
 #[error("{what}")]
 pub struct ConfigError {
+    /// What is wrong and where: the file and line, or the variable. Never a secret.
     pub what: String,
+    /// What mends it.
     pub remedy: String,
 }
 

@@ -27,7 +27,9 @@ pub const DEFAULT_TOML: &str = include_str!("../default.toml");
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
+    /// `[source]`
     pub source: SourceSection,
+    /// `[relay]`
     pub relay: RelaySection,
     /// By name. The name is part of a stream's progress in the database: renamed, it starts anew.
     pub stream: BTreeMap<String, StreamSection>,
@@ -44,12 +46,19 @@ impl Default for Config {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SourceSection {
+    /// `postgres://..` or `sqlite:..`; without it, see [`SourceSection::url`].
     pub url: Option<DatabaseUrl>,
+    /// A file with the URL, read by [`load`].
     pub url_file: Option<PathBuf>,
+    /// Around a pooler, which does not carry LISTEN; PostgreSQL only.
     pub listen_url: Option<DatabaseUrl>,
+    /// Instead of one in the URL; as it is, without percent-encoding.
     pub password: Option<Secret>,
+    /// A file with the password, read by [`load`].
     pub password_file: Option<PathBuf>,
+    /// PostgreSQL: the schema; SQLite: what the names of the tables begin with.
     pub schema: String,
+    /// How long published events are kept at least.
     #[serde(deserialize_with = "units::duration")]
     pub retention: Duration,
 }
@@ -84,13 +93,18 @@ impl SourceSection {
 pub struct RelaySection {
     /// Unset: host name and process id.
     pub name: Option<String>,
+    /// A relay that died is replaced after this long.
     #[serde(deserialize_with = "units::duration")]
     pub lease: Duration,
+    /// Events in hand at once, per stream.
     pub events_max: usize,
+    /// Bytes in hand at once, per stream; the queue of the sink comes on top.
     #[serde(deserialize_with = "units::size")]
     pub bytes_max: usize,
+    /// A send without an answer for so long counts as unknown, and is repeated.
     #[serde(deserialize_with = "units::duration")]
     pub send_timeout: Duration,
+    /// After the stop signal, how long sends in flight may take.
     #[serde(deserialize_with = "units::duration")]
     pub drain_timeout: Duration,
 }
@@ -106,9 +120,13 @@ impl Default for RelaySection {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct StreamSection {
+    /// Where its events go.
     pub sink: SinkName,
+    /// What a dead event does to those behind it in its key.
     pub dead: DeadName,
+    /// The first that matches wins.
     pub routes: Vec<Rule>,
+    /// When a failed event is tried again.
     pub retry: RetrySection,
     pub(crate) kafka: Option<sinks::KafkaTable>,
     pub(crate) webhook: Option<sinks::WebhookTable>,
@@ -136,8 +154,11 @@ fn everything_by_type() -> Rule {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
 #[serde(rename_all = "lowercase")]
 pub enum SinkName {
+    /// Lines of JSON on stdout.
     Stdout,
+    /// Its settings are in `[stream.NAME.kafka]`.
     Kafka,
+    /// Its settings are in `[stream.NAME.webhook]`.
     Webhook,
 }
 
@@ -145,7 +166,9 @@ pub enum SinkName {
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
 #[serde(rename_all = "lowercase")]
 pub enum DeadName {
+    /// See [`DeadPolicy::Skip`].
     Skip,
+    /// See [`DeadPolicy::Block`].
     Block,
 }
 
@@ -162,10 +185,13 @@ impl From<DeadName> for DeadPolicy {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RetrySection {
+    /// See [`Retry::base`].
     #[serde(deserialize_with = "units::duration")]
     pub base: Duration,
+    /// See [`Retry::pause_max`].
     #[serde(deserialize_with = "units::duration")]
     pub pause_max: Duration,
+    /// See [`Retry::attempts_max`].
     pub attempts_max: u32,
 }
 

@@ -15,6 +15,7 @@ pub(super) type WebhookTable = serde::de::IgnoredAny;
 pub(super) type WebhookTable = postbox_sinks::webhook::WebhookConfig;
 
 impl SinkName {
+    /// As it is written in the configuration.
     pub fn as_str(self) -> &'static str {
         match self {
             SinkName::Stdout => "stdout",

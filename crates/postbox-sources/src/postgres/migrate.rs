@@ -10,7 +10,9 @@ use xxhash_rust::xxh3::xxh3_64;
 /// What [`migrate`] did: from this version (0: nothing was there) to that one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Migrated {
+    /// The version before; 0: nothing was there.
     pub from: i32,
+    /// The version now.
     pub to: i32,
 }
 

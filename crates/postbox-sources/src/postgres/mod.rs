@@ -34,9 +34,13 @@ pub struct PostgresOptions {
     pub url: String,
     /// Where to `LISTEN`, when `url` leads through a pooler: that needs a session of its own.
     pub listen_url: Option<String>,
+    /// The schema with the outbox, unquoted.
     pub schema: String,
+    /// The stream's name, which is part of its progress.
     pub stream: Arc<str>,
+    /// Which share of the keys: 0 to `shards - 1`.
     pub shard: i16,
+    /// Into how many shares the keys are divided.
     pub shards: i16,
     /// This relay's name, for people.
     pub relay: Arc<str>,
@@ -44,6 +48,7 @@ pub struct PostgresOptions {
     pub ttl: Duration,
     /// How long passed events are kept.
     pub retention: Duration,
+    /// What a dead event does to those behind it in its key.
     pub dead: DeadPolicy,
     /// Events in a page: fewer cost round trips, more cost memory.
     pub page_events_max: usize,

@@ -26,9 +26,11 @@ use worker::{Page, Request, Worker};
 /// Which events to carry, and for whom.
 #[derive(Clone, Debug)]
 pub struct Options {
+    /// The database file.
     pub path: PathBuf,
     /// What the names of the tables begin with, before the underscore.
     pub schema: String,
+    /// The stream's name, which is part of its progress.
     pub stream: String,
     /// Names this relay in the lease and in traces; unique per process.
     pub relay: String,
@@ -36,6 +38,7 @@ pub struct Options {
     pub lease: Duration,
     /// How long published events are kept; `None`: for ever.
     pub retention: Option<Duration>,
+    /// What a dead event does to those behind it in its key.
     pub policy: DeadPolicy,
 }
 
