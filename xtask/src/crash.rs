@@ -85,8 +85,9 @@ async fn kill_often(world: &World, relays: &mut [Relay; 2], listener: &Listener,
         bail!("no event arrives:\n{}", relays[0].log_tail());
     }
     for kill in 1..=kills {
-        // Up to a lease and a half: during the handover, too.
-        tokio::time::sleep(Duration::from_millis(random.below(3_000))).await;
+        // Up to a lease and a half: during the handover, too. Half of them soon, while the last victim starts again.
+        let pause_max = if random.below(2) == 0 { 500 } else { 3_000 };
+        tokio::time::sleep(Duration::from_millis(random.below(pause_max))).await;
         let mut what = "any";
         let mut victim = random.below(2) as usize;
         if random.below(4) > 0 {
