@@ -13,11 +13,10 @@ pub(super) async fn run(scale: Scale) -> Result<()> {
     let (Scale { size, .. }, events) = (scale, scale.events(1_000_000));
     let world = World::start(Setup { bench: true, statements: true, ..Setup::default() })?;
     let client = world.connect().await?;
-    client
-        .batch_execute(
-            "CREATE EXTENSION pg_stat_statements; ALTER SYSTEM SET autovacuum = off; SELECT pg_reload_conf()",
-        )
-        .await?;
+    // One by one: statements that go together are one transaction, and ALTER SYSTEM takes none.
+    for sql in ["CREATE EXTENSION pg_stat_statements", "ALTER SYSTEM SET autovacuum = off", "SELECT pg_reload_conf()"] {
+        client.batch_execute(sql).await?;
+    }
     drain::prepare(&world, size, 0).await?;
     let begin = lsn(&client).await?;
     load::fill(&world, 1, 1 + events, size).await?;
