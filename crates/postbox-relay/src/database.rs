@@ -14,7 +14,7 @@ pub(crate) fn location(config: &Config) -> Location {
 }
 
 pub(crate) fn admin(config: &Config) -> Result<AnyAdmin, Failure> {
-    postbox_sources::admin(&location(config)).map_err(named_wrongly)
+    postbox_sources::admin(&location(config), config.source.retention).map_err(named_wrongly)
 }
 
 /// A URL that names no database of this build is wrong configuration.

@@ -71,6 +71,8 @@ pub struct Migrated {
     pub from: i32,
     /// The version now.
     pub to: i32,
+    /// PostgreSQL: the ring of bins turned by another retention before.
+    pub retention_changed: bool,
 }
 
 /// The roles that get rights: who writes events, and who relays them.

@@ -59,6 +59,8 @@ pub enum AnyAdmin {
         url: crate::Hidden,
         /// Its name, unquoted.
         schema: String,
+        /// What `source.retention` asks for.
+        retention: Duration,
     },
     /// A file of SQLite.
     #[cfg(feature = "sqlite")]
@@ -75,7 +77,7 @@ impl AnyAdmin {
     pub async fn status(&self) -> Result<Vec<StreamStatus>, SourceError> {
         match self {
             #[cfg(feature = "postgres")]
-            AnyAdmin::Postgres { url, schema } => crate::postgres::admin::status(&url.0, schema).await,
+            AnyAdmin::Postgres { url, schema, .. } => crate::postgres::admin::status(&url.0, schema).await,
             #[cfg(feature = "sqlite")]
             AnyAdmin::Sqlite { path, schema } => crate::sqlite::admin::status(path, schema).await,
         }
@@ -85,7 +87,7 @@ impl AnyAdmin {
     pub async fn trace(&self, event_id: &str) -> Result<Vec<Trace>, SourceError> {
         match self {
             #[cfg(feature = "postgres")]
-            AnyAdmin::Postgres { url, schema } => crate::postgres::admin::trace(&url.0, schema, event_id).await,
+            AnyAdmin::Postgres { url, schema, .. } => crate::postgres::admin::trace(&url.0, schema, event_id).await,
             #[cfg(feature = "sqlite")]
             AnyAdmin::Sqlite { path, schema } => crate::sqlite::admin::trace(path, schema, event_id).await,
         }
@@ -95,7 +97,9 @@ impl AnyAdmin {
     pub async fn check(&self) -> Vec<Finding> {
         match self {
             #[cfg(feature = "postgres")]
-            AnyAdmin::Postgres { url, schema } => crate::postgres::admin::check(&url.0, schema).await,
+            AnyAdmin::Postgres { url, schema, retention } => {
+                crate::postgres::admin::check(&url.0, schema, *retention).await
+            }
             #[cfg(feature = "sqlite")]
             AnyAdmin::Sqlite { path, schema } => crate::sqlite::admin::check(path, schema).await,
         }
@@ -105,13 +109,15 @@ impl AnyAdmin {
     pub async fn migrate(&self) -> Result<Migrated, SourceError> {
         match self {
             #[cfg(feature = "postgres")]
-            AnyAdmin::Postgres { url, schema } => crate::postgres::admin::migrate(&url.0, schema).await,
+            AnyAdmin::Postgres { url, schema, retention } => {
+                crate::postgres::admin::migrate(&url.0, schema, *retention).await
+            }
             #[cfg(feature = "sqlite")]
             AnyAdmin::Sqlite { path, schema } => {
                 let (path, schema) = (path.clone(), schema.clone());
                 let migrating = tokio::task::spawn_blocking(move || crate::sqlite::migrate(&path, &schema));
                 let from = migrating.await.expect("the migration does not panic")?;
-                Ok(Migrated { from: from as i32, to: crate::sqlite::VERSION as i32 })
+                Ok(Migrated { from: from as i32, to: crate::sqlite::VERSION as i32, retention_changed: false })
             }
         }
     }
@@ -120,7 +126,7 @@ impl AnyAdmin {
     pub async fn publish(&self, event: &postbox::Event) -> Result<(), SourceError> {
         match self {
             #[cfg(feature = "postgres")]
-            AnyAdmin::Postgres { url, schema } => crate::postgres::admin::publish(&url.0, schema, event).await,
+            AnyAdmin::Postgres { url, schema, .. } => crate::postgres::admin::publish(&url.0, schema, event).await,
             #[cfg(feature = "sqlite")]
             AnyAdmin::Sqlite { path, schema } => crate::sqlite::admin::publish(path, schema, event).await,
         }
@@ -130,7 +136,7 @@ impl AnyAdmin {
     pub fn migrate_script(&self) -> Result<String, SourceError> {
         match self {
             #[cfg(feature = "postgres")]
-            AnyAdmin::Postgres { schema, .. } => crate::postgres::migrate::script(schema),
+            AnyAdmin::Postgres { schema, retention, .. } => crate::postgres::migrate::script(schema, *retention),
             #[cfg(feature = "sqlite")]
             AnyAdmin::Sqlite { schema, .. } => Ok(crate::sqlite::script(schema)),
         }

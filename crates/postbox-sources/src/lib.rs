@@ -94,15 +94,17 @@ pub fn build(config: &SourceConfig) -> Result<AnySource, SourceError> {
     }
 }
 
-/// What people ask of the database, and what they have it do.
+/// What people ask of the database, and what they have it do. `retention`: how long published events are to be kept.
 ///
 /// # Errors
 /// A URL that names no database of this build.
-pub fn admin(location: &Location) -> Result<AnyAdmin, SourceError> {
+pub fn admin(location: &Location, retention: Duration) -> Result<AnyAdmin, SourceError> {
     match location.database()? {
         Database::Memory { .. } => Err(refused("events made in memory leave nothing to look at")),
         #[cfg(feature = "postgres")]
-        Database::Postgres(url) => Ok(AnyAdmin::Postgres { url: Hidden(url), schema: location.schema.clone() }),
+        Database::Postgres(url) => {
+            Ok(AnyAdmin::Postgres { url: Hidden(url), schema: location.schema.clone(), retention })
+        }
         #[cfg(feature = "sqlite")]
         Database::Sqlite(path) => Ok(AnyAdmin::Sqlite { path, schema: location.schema.clone() }),
         #[allow(unreachable_patterns)] // all are reachable without the features

@@ -2,7 +2,7 @@
 
 use super::print;
 use crate::cli::MigrateArgs;
-use crate::config::Config;
+use crate::config::{Config, show_duration};
 use crate::failure::Failure;
 use postbox_sources::admin::{Migrated, Roles};
 
@@ -13,10 +13,16 @@ pub(crate) async fn run(config: &Config, args: &MigrateArgs) -> Result<(), Failu
         None if args.print => return print(&admin.migrate_script()?),
         None => {}
     }
-    match admin.migrate().await? {
-        Migrated { from, to } if from == to => eprintln!("the tables are at version {to} already; nothing to do"),
-        Migrated { from: 0, to } => eprintln!("the tables are there, at version {to}; next: postbox check"),
-        Migrated { from, to } => eprintln!("the tables were at version {from} and are at {to} now"),
+    let Migrated { from, to, retention_changed } = admin.migrate().await?;
+    match from {
+        0 => eprintln!("the tables are there, at version {to}; next: postbox check"),
+        _ if from < to => eprintln!("the tables were at version {from} and are at {to} now"),
+        _ if !retention_changed => eprintln!("the tables are at version {to} already; nothing to do"),
+        _ => {}
+    }
+    if retention_changed {
+        let retention = show_duration(config.source.retention);
+        eprintln!("published events stay for {retention} from now on; restart the relays that were told otherwise");
     }
     Ok(())
 }

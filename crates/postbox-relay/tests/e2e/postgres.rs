@@ -63,6 +63,24 @@ fn an_unmigrated_database_names_the_command() {
 }
 
 #[test]
+fn another_retention_than_the_schemas_is_named_and_migrate_mends_it() {
+    let (folder, _) = migrated();
+    let folder = folder.env("POSTBOX__SOURCE__RETENTION", "30d");
+    let check = folder.run(&["check"]);
+    let words = ["source.retention asks for 2592000 s", "migrated with 604800 s", "mend: postbox migrate"];
+    assert!(check.code == Some(3) && words.iter().all(|word| check.stdout.contains(word)), "{check:?}");
+    let relay = folder.leading_relay();
+    let warned = relay.stderr.wait_for(words[0]);
+    assert!(warned.contains(words[2]), "{warned}");
+    relay.stop();
+    let script = folder.ok(&["migrate", "--print"]).stdout;
+    assert!(script.contains("RETURN 2592000;"), "{script}");
+    assert!(folder.ok(&["migrate"]).stderr.contains("stay for 30d from now on"));
+    assert!(folder.ok(&["migrate"]).stderr.contains("nothing to do"));
+    folder.ok(&["check"]);
+}
+
+#[test]
 fn a_newer_schema_asks_for_a_newer_program() {
     let (folder, database) = migrated();
     execute(&database, "INSERT INTO postbox.migration (version, name, checksum) VALUES (99, 'later', '0')");

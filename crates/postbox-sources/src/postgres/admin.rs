@@ -4,9 +4,9 @@
 use super::connect::{Role, Session, connect};
 use super::error::{STATEMENT_TIMEOUT, failed, refused, within};
 use super::identity::examine;
-use super::migrate;
 use super::sql::quoted;
 use super::wake::writers_notify;
+use super::{migrate, retention};
 use crate::admin::{Finding, Migrated, StreamStatus, Trace};
 use postbox_engine::SourceError;
 use std::time::Duration;
@@ -68,11 +68,10 @@ pub async fn trace(url: &str, schema: &str, event_id: &str) -> Result<Vec<Trace>
     Ok(rows.iter().map(trace).collect())
 }
 
-/// Makes the schema, or brings it up to date.
-pub async fn migrate(url: &str, schema: &str) -> Result<Migrated, SourceError> {
+/// Makes the schema, or brings it up to date, and has it keep events for `retention`.
+pub async fn migrate(url: &str, schema: &str, retention: Duration) -> Result<Migrated, SourceError> {
     let mut session = connect(url, Role::Admin, |_| ()).await?;
-    let migrate::Migrated { from, to } = migrate::migrate(&mut session.client, schema).await?;
-    Ok(Migrated { from, to })
+    migrate::migrate(&mut session.client, schema, retention).await
 }
 
 /// Writes one event in a transaction of its own.
@@ -90,17 +89,17 @@ async fn open(url: &str, schema: &str) -> Result<Session, SourceError> {
     Ok(session)
 }
 
-/// Looks at all that a relay needs of the database; changes nothing.
-pub async fn check(url: &str, schema: &str) -> Vec<Finding> {
+/// Looks at all that a relay with this retention needs of the database; changes nothing.
+pub async fn check(url: &str, schema: &str, retention: Duration) -> Vec<Finding> {
     let mut findings = Vec::new();
-    match look(url, schema, &mut findings).await {
+    match look(url, schema, retention, &mut findings).await {
         Ok(()) => {}
         Err(error) => findings.push(bad(error.message, None)),
     }
     findings
 }
 
-async fn look(url: &str, schema: &str, findings: &mut Vec<Finding>) -> Result<(), SourceError> {
+async fn look(url: &str, schema: &str, keep: Duration, findings: &mut Vec<Finding>) -> Result<(), SourceError> {
     let session = connect(url, Role::Admin, |_| ()).await?;
     let sql =
         "SELECT current_setting('server_version'), current_database()::text, current_user::text, pg_is_in_recovery()";
@@ -114,6 +113,12 @@ async fn look(url: &str, schema: &str, findings: &mut Vec<Finding>) -> Result<()
     migrate::require(&session, schema).await?;
     findings.push(good(format!("schema {schema}: version {}", migrate::NEWEST)));
     rights(&session, schema, &role, findings).await?;
+    let sql = retention::installed(schema);
+    let installed = within(STATEMENT_TIMEOUT, "read the retention", session.query_one(&sql, &[])).await?.get(0);
+    findings.push(match retention::mismatch(installed, keep) {
+        None => good(format!("retention: published events stay for {installed} s at least")),
+        Some(what) => bad(what, Some("postbox migrate".into())),
+    });
     findings.push(good(if writers_notify(&session).await? {
         "waking: writers notify, an idle relay sleeps".into()
     } else {

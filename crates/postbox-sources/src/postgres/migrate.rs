@@ -1,20 +1,15 @@
 //! Brings a schema to the version that this program knows: one transaction, one lock, each step recorded with its
 //! checksum. Run by `postbox migrate`, or by a DBA from the text of [`script`]; both leave the same record.
-//! It never drops anything, and never touches a schema that it does not know.
+//! It never drops anything, and never touches a schema that it does not know. It also writes the configured retention
+//! there, by which the ring of bins turns.
 
+use super::retention;
+use crate::admin::Migrated;
 use postbox::schema::{Migration, POSTGRES, quote};
 use postbox_engine::{SourceError, SourceErrorKind};
+use std::time::Duration;
 use tokio_postgres::{Client, IsolationLevel, Transaction, error::SqlState, types::Type};
 use xxhash_rust::xxh3::xxh3_64;
-
-/// What [`migrate`] did: from this version (0: nothing was there) to that one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Migrated {
-    /// The version before; 0: nothing was there.
-    pub from: i32,
-    /// The version now.
-    pub to: i32,
-}
 
 /// The version that this program needs.
 pub const NEWEST: i32 = POSTGRES.len() as i32;
@@ -25,12 +20,12 @@ const LOCK_TIMEOUT: &str = "10s";
 /// 'pbmi' in ASCII: the namespace of the advisory lock that lets one migration run at a time.
 const LOCK_CLASS: i32 = 0x7062_6d69;
 
-/// Applies what is missing. Safe to repeat, and safe when several start at once.
+/// Applies what is missing, and has events kept for `retention`. Safe to repeat, and safe when several start at once.
 ///
 /// # Errors
 /// `Refused`: the schema is newer than this program, a recorded step has another text, the role lacks rights, the
 /// server is no PostgreSQL 14 or later. `Unavailable`: the connection broke or a lock was not to be had; try again.
-pub async fn migrate(client: &mut Client, schema: &str) -> Result<Migrated, SourceError> {
+pub async fn migrate(client: &mut Client, schema: &str, retention: Duration) -> Result<Migrated, SourceError> {
     let schema = checked(schema)?;
     check_server(client).await?;
     let failed = |e| failed(e, schema);
@@ -42,15 +37,20 @@ pub async fn migrate(client: &mut Client, schema: &str) -> Result<Migrated, Sour
         tx.batch_execute(&step.sql(schema)).await.map_err(failed)?;
         tx.batch_execute(&record(step, schema)).await.map_err(failed)?;
     }
+    let installed: i64 = tx.query_typed_one(&retention::installed(schema), &[]).await.map_err(failed)?.get(0);
+    let differs = installed != retention::seconds(retention);
+    if differs {
+        tx.batch_execute(&retention::install(schema, retention)).await.map_err(failed)?;
+    }
     tx.commit().await.map_err(failed)?;
-    Ok(Migrated { from, to: NEWEST })
+    Ok(Migrated { from, to: NEWEST, retention_changed: differs && from > 0 })
 }
 
 /// All of it as SQL, for those who run DDL themselves: `psql -v ON_ERROR_STOP=1`. Safe to run again.
 ///
 /// # Errors
 /// `Refused`: no such name can be a schema's.
-pub fn script(schema: &str) -> Result<String, SourceError> {
+pub fn script(schema: &str, retention: Duration) -> Result<String, SourceError> {
     let mut text = format!(
         "-- postbox, schema {}, version {NEWEST}. One transaction, safe to run again. Run as the schema's owner-to-be:\n\
          --   psql -v ON_ERROR_STOP=1 -f FILE\nBEGIN;\n{}",
@@ -66,7 +66,7 @@ pub fn script(schema: &str) -> Result<String, SourceError> {
             record(step, schema),
         );
     }
-    Ok(text + "COMMIT;\n")
+    Ok(text + &retention::install(schema, retention) + "COMMIT;\n")
 }
 
 /// The schema's version; 0 when it is not there.
@@ -240,14 +240,16 @@ pub(super) fn literal(text: &str) -> String {
 mod tests {
     use super::*;
 
+    const DAY: Duration = Duration::from_secs(86_400);
+
     #[test]
     fn names_that_would_be_cut_or_would_break_out_are_refused() {
         for name in ["", &"x".repeat(64), "a$body$; DROP TABLE x", "a\0b"] {
-            let error = script(name).expect_err("a bad name");
+            let error = script(name, DAY).expect_err("a bad name");
             assert_eq!(error.kind, SourceErrorKind::Refused, "{name}");
         }
         for name in ["postbox", r#"My-App"x"#, "it's", "$1", "ünï"] {
-            assert!(script(name).expect("a good name").contains(&quote(name)));
+            assert!(script(name, DAY).expect("a good name").contains(&quote(name)));
         }
     }
 

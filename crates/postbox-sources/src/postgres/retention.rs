@@ -8,6 +8,7 @@ use crate::postgres::error::{STATEMENT_TIMEOUT, within};
 use crate::postgres::migrate::literal;
 use crate::postgres::sql::quoted;
 use postbox_engine::SourceError;
+use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_postgres::error::SqlState;
@@ -18,6 +19,51 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 const LOOK_IDLE: Duration = Duration::from_secs(10);
 /// Rows of the cursor looked at by one statement.
 const ROWS_MAX: i64 = 20_000;
+
+/// A hundred years: the server's times have an end.
+const SECONDS_MAX: u64 = 100 * 365 * 86_400;
+
+/// A retention as the schema has it: whole seconds, since a bin's period is counted in them.
+pub(crate) fn seconds(retention: Duration) -> i64 {
+    let seconds = retention.as_secs() + u64::from(retention.subsec_nanos() > 0);
+    i64::try_from(seconds.clamp(1, SECONDS_MAX)).expect("a hundred years are few seconds")
+}
+
+/// Reads the retention that the schema was migrated with.
+pub(crate) fn installed(schema: &str) -> String {
+    format!("SELECT {}.retention_seconds()", quoted(schema))
+}
+
+/// Has the schema keep events for so long, in its present generation of bins. Takes no lock on any table. Rows stay in the
+/// bins where they are; those of the new length fill and empty as before, since `Keeper::ripe` asks nothing of a bin's
+/// number or of the clock.
+pub(crate) fn install(schema: &str, retention: Duration) -> String {
+    let (name, seconds) = (quoted(schema), seconds(retention));
+    let period = (seconds + 3) / 4; // rounded up: of six periods, four must hold the retention
+    format!(
+        "CREATE OR REPLACE FUNCTION {name}.retention_seconds() RETURNS bigint LANGUAGE sql STABLE PARALLEL SAFE\nRETURN {seconds};\n\
+         DO $postbox$ BEGIN\n\
+         EXECUTE format($body$CREATE OR REPLACE FUNCTION %s.bin() RETURNS smallint LANGUAGE sql STABLE PARALLEL SAFE\n\
+         RETURN (%s * 6 + date_part('epoch', now())::bigint / {period} %% 6)::smallint$body$, $name${name}$name$,\n  \
+         (SELECT count(*) / 6 - 1 FROM pg_inherits WHERE inhparent = $name${name}.outbox$name$::regclass));\n\
+         END $postbox$;\n"
+    )
+}
+
+/// What is wrong where the schema was migrated with another retention than the configured one.
+pub(crate) fn mismatch(installed: i64, configured: Duration) -> Option<String> {
+    let configured = seconds(configured);
+    let kept = match installed.cmp(&configured) {
+        Ordering::Equal => return None,
+        Ordering::Less => {
+            "events stay for the configured time or longer: while writing never pauses, no bin may ever be emptied"
+        }
+        Ordering::Greater => "events stay as long as the schema says",
+    };
+    Some(format!(
+        "retention: source.retention asks for {configured} s, the schema was migrated with {installed} s; until they agree {kept}"
+    ))
+}
 
 struct Keeper {
     options: Arc<PostgresOptions>,
@@ -32,7 +78,12 @@ struct Keeper {
 pub(crate) async fn keep(options: Arc<PostgresOptions>, session: Arc<Session>, generation: i16) {
     let schema = quoted(&options.schema);
     let mut keeper = Keeper { options, session, schema, generation, thinned: 0 };
-    let idle = LOOK_IDLE.min(keeper.options.retention / 8); // a bin is due each quarter
+    let idle = (keeper.options.retention / 8).clamp(LOOK_AGAIN / 10, LOOK_IDLE); // a bin is due each quarter
+    match keeper.mismatch().await {
+        Ok(None) => {}
+        Ok(Some(what)) => tracing::warn!("{what}; mend: postbox migrate"),
+        Err(error) => tracing::warn!(%error, "retention"),
+    }
     loop {
         let pause = match keeper.round().await {
             Ok(again) => {
@@ -63,8 +114,20 @@ impl Keeper {
         Ok(again)
     }
 
-    fn seconds(&self) -> f64 {
-        self.options.retention.as_secs_f64()
+    async fn mismatch(&self) -> Result<Option<String>, SourceError> {
+        let sql = installed(&self.options.schema);
+        let row = within(STATEMENT_TIMEOUT, "read the retention", self.session.query_one(&sql, &[])).await?;
+        Ok(mismatch(row.get(0), self.options.retention))
+    }
+
+    /// For how long events stay: of what is configured and what the schema was migrated with, the longer. So a relay that
+    /// was started before or after a change never empties a bin too early for it.
+    fn kept(&self) -> String {
+        format!(
+            "make_interval(secs => greatest({}, {}.retention_seconds()))",
+            seconds(self.options.retention),
+            self.schema
+        )
     }
 
     /// Bins of any generation whose newest transaction is older than the retention by its own clock. Only a hint that a
@@ -78,14 +141,14 @@ impl Keeper {
         if bins.is_empty() {
             return Ok(bins);
         }
+        let kept = self.kept();
         let old = |bin: &String| {
             format!(
-                "coalesce((SELECT created_at < now() - make_interval(secs => $1) FROM {bin} ORDER BY txid DESC, id DESC LIMIT 1), false)"
+                "coalesce((SELECT created_at < now() - {kept} FROM {bin} ORDER BY txid DESC, id DESC LIMIT 1), false)"
             )
         };
         let sql = format!("SELECT ARRAY[{}]", bins.iter().map(old).collect::<Vec<_>>().join(", "));
-        let row =
-            within(STATEMENT_TIMEOUT, "look at the bins", self.session.query_one(&sql, &[&self.seconds()])).await?;
+        let row = within(STATEMENT_TIMEOUT, "look at the bins", self.session.query_one(&sql, &[])).await?;
         let ripe: Vec<bool> = row.get(0);
         Ok(bins.into_iter().zip(ripe).filter_map(|(bin, ripe)| ripe.then_some(bin)).collect())
     }
@@ -94,9 +157,9 @@ impl Keeper {
     /// cursor row that passed its newest transaction tells when: xmin, not xmax, since transactions above xmin may have
     /// been running then. Of this generation only: older rows count in another cluster's ids, and what nobody has read would go.
     fn ripe(&self, bin: &str) -> String {
-        let (schema, generation, seconds) = (&self.schema, self.generation, self.seconds());
+        let (schema, generation, kept) = (&self.schema, self.generation, self.kept());
         let too_early = format!(
-            "coalesce((SELECT c.at >= clock_timestamp() - make_interval(secs => {seconds}) FROM {schema}.cursor c \
+            "coalesce((SELECT c.at >= clock_timestamp() - {kept} FROM {schema}.cursor c \
              WHERE c.stream = l.stream AND c.shard = l.shard AND c.generation = {generation} AND c.xid > t.txid \
              AND pg_snapshot_xmin(c.since) > t.txid ORDER BY c.xid LIMIT 1), true)"
         );
@@ -155,17 +218,18 @@ impl Keeper {
     /// hundred stay: they say where reading goes on, and from which id.
     async fn forget(&self) -> Result<(), SourceError> {
         let sql = format!(
-            "WITH gone AS (DELETE FROM {0}.held WHERE stream = $1 AND shard = $2 AND state = 'done' AND changed_at < now() - make_interval(secs => $3)) \
+            "WITH gone AS (DELETE FROM {0}.held WHERE stream = $1 AND shard = $2 AND state = 'done' AND changed_at < now() - {1}) \
              DELETE FROM {0}.cursor WHERE seq = ANY (ARRAY(SELECT seq FROM (SELECT seq, at FROM {0}.cursor WHERE stream = $1 AND shard = $2 \
              AND seq < (SELECT seq FROM {0}.cursor WHERE stream = $1 AND shard = $2 ORDER BY seq DESC OFFSET 100 LIMIT 1) ORDER BY seq LIMIT {ROWS_MAX}) c \
-             WHERE at < now() - 2 * make_interval(secs => $3) \
+             WHERE at < now() - 2 * {1} \
              AND at < coalesce((SELECT created_at FROM {0}.outbox ORDER BY id LIMIT 1), now()) - interval '1 minute'))",
-            self.schema
+            self.schema,
+            self.kept()
         );
         within(
             STATEMENT_TIMEOUT,
             "remove what retention is over for",
-            self.session.execute(&sql, &[&&*self.options.stream, &self.options.shard, &self.seconds()]),
+            self.session.execute(&sql, &[&&*self.options.stream, &self.options.shard]),
         )
         .await
         .map(|_| ())

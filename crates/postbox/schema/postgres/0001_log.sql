@@ -7,9 +7,15 @@
 -- Defaults of the outbox
 -- ---------------------------------------------------------------------------------------------------------------------
 
--- Which of the six bins a new event goes to: generation * 6 + period % 6. A period is a quarter of the retention,
--- here 151,200 s of 7 days: four periods are kept, one is written, one is emptied. Retention is set by replacing this
--- function; no event is lost by it, whatever the new value. The generation goes up by `postbox rebase` alone.
+-- For how long a published event stays at least, in seconds. `postbox migrate` replaces this function and bin() with what
+-- the key source.retention says; a relay whose key says more keeps events that long.
+CREATE FUNCTION {schema}.retention_seconds() RETURNS bigint LANGUAGE sql STABLE PARALLEL SAFE
+RETURN 604800;
+
+-- Which of the six bins a new event goes to: generation * 6 + period % 6. A period is a quarter of the retention: four
+-- are kept, one is written, one is emptied. No event is lost when its length changes, whatever the new one and whoever
+-- writes meanwhile: whether a bin may go is told by the transaction ids in it. It stands here as a number, since each
+-- function called would add a tenth to the planning of an INSERT. The generation goes up by `postbox rebase` alone.
 CREATE FUNCTION {schema}.bin() RETURNS smallint LANGUAGE sql STABLE PARALLEL SAFE
 RETURN (0 * 6 + date_part('epoch', now())::bigint / 151200 % 6)::smallint;
 

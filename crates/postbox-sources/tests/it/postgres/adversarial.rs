@@ -1,9 +1,9 @@
 //! Writers as nasty as applications can be, a reader that stops and starts anywhere, bins emptied and resized under it:
 //! every committed event is read once, in the order of its aggregate, and nothing else is.
 
-use super::{Db, LIMIT, acquire, client, in_time, on_all_versions, published};
+use super::{Db, LIMIT, SECOND, acquire, client, in_time, on_all_versions, published};
 use postbox_engine::{Log, Rng};
-use postbox_sources::postgres::{PostgresLog, PostgresOptions};
+use postbox_sources::postgres::{PostgresLog, PostgresOptions, migrate};
 use postbox_testkit::services::PgVersion;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -169,21 +169,16 @@ async fn read(options: PostgresOptions, written: Arc<AtomicBool>, client: Client
     seen
 }
 
-/// Replaces `bin()` again and again: other widths, and bins at random.
-async fn resize(client: Client, written: Arc<AtomicBool>) {
-    let (mut n, mut waits) = (0, 0);
-    while !written.load(Relaxed) {
-        let (volatility, bin) = match n % 3 {
-            0 => ("STABLE", "(date_part('epoch', now()) * 1000)::bigint / 500 % 6"),
-            1 => ("STABLE", "(date_part('epoch', now()) * 1000)::bigint / 1500 % 6"),
-            _ => ("VOLATILE", "floor(random() * 6)"),
-        };
-        let sql = format!(
-            "CREATE OR REPLACE FUNCTION postbox.bin() RETURNS smallint LANGUAGE sql {volatility} AS $$SELECT ({bin})::smallint$$; SELECT pg_sleep(1)"
-        );
-        client.batch_execute(&sql).await.unwrap();
-        waits += 1;
-        n += u32::from(waits % 3 == 0);
+/// Changes the retention again and again, and with it the length of the bins; at times bins are taken at random.
+async fn resize(mut client: Client, written: Arc<AtomicBool>) {
+    let random = "CREATE OR REPLACE FUNCTION postbox.bin() RETURNS smallint LANGUAGE sql VOLATILE AS 'SELECT floor(random() * 6)::smallint'";
+    for n in 0.. {
+        if written.load(Relaxed) {
+            break;
+        }
+        migrate::migrate(&mut client, "postbox", SECOND * [2, 5, 1][n % 3]).await.unwrap();
+        client.batch_execute(if n % 3 == 2 { random } else { "" }).await.unwrap();
+        client.batch_execute("SELECT pg_sleep(3)").await.unwrap();
     }
 }
 
@@ -192,7 +187,7 @@ async fn nothing_is_lost_doubled_or_misordered(version: PgVersion) {
     db.sql(APP).await;
     let mut options = db.options();
     (options.page_events_max, options.poll_events_max, options.page_bytes_max) = (PAGE_MAX, PAGE_MAX, 3000);
-    (options.retention, options.ttl) = (Duration::from_secs(2), Duration::from_secs(30));
+    (options.retention, options.ttl) = (SECOND, SECOND * 30);
     let (quick_done, written) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let reader = tokio::spawn(read(options, written.clone(), client(&db.url).await));
     let resizer = tokio::spawn(resize(client(&db.url).await, written.clone()));

@@ -1,6 +1,6 @@
 //! What breaks: connections, servers that are none, a relay that does not take its pages.
 
-use super::{Db, LIMIT, acquire, client, drain, in_time, on_all_versions, published};
+use super::{Db, LIMIT, SECOND, acquire, client, drain, in_time, on_all_versions, published};
 use postbox_engine::{Log, SourceErrorKind};
 use postbox_sources::postgres::{PostgresLog, PostgresOptions};
 use postbox_testkit::services::{Mode, PgVersion, Postgres, TcpProxy};
@@ -161,7 +161,7 @@ async fn case_t3_a_missing_right_is_named(version: PgVersion) {
 /// The relay as `postbox migrate --print` grants it, no superuser: reads, settles, empties bins, sleeps.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_relays_role_is_enough() {
-    let db = Db::new(PgVersion::V18).await;
+    let db = Db::keeping(Postgres::shared(PgVersion::V18), "postbox", SECOND).await;
     let database = db.url.rsplit('/').next().unwrap();
     let roles =
         postbox_sources::postgres::roles::roles_script("postbox", &format!("w_{database}"), &format!("r_{database}"))
@@ -170,7 +170,7 @@ async fn the_relays_role_is_enough() {
     db.sql(&format!("ALTER ROLE r_{database} LOGIN; ALTER DATABASE {database} SET postbox.wake = on")).await;
     let port = Postgres::shared(PgVersion::V18).port();
     let mut options = PostgresOptions::new(format!("postgres://r_{database}@127.0.0.1:{port}/{database}"));
-    options.retention = Duration::from_secs(1);
+    options.retention = SECOND;
     let log = PostgresLog::new(options);
     acquire(&log).await;
     db.insert(1500, 10).await;
@@ -178,12 +178,6 @@ async fn the_relays_role_is_enough() {
     in_time("the log sleeps", async { while db.one::<i64>("SELECT last_value FROM postbox.wake").await != 1 {} }).await;
     db.insert(10, 10).await;
     drain(&log, 10).await;
-    let other = "(SELECT (max(bin) + 1) % 6 FROM postbox.outbox)";
-    let other: i32 = db.one(&format!("SELECT {other}")).await;
-    db.sql(&format!(
-        "CREATE OR REPLACE FUNCTION postbox.bin() RETURNS smallint LANGUAGE sql STABLE AS 'SELECT {other}::smallint'"
-    ))
-    .await;
     in_time("a bin is emptied", async {
         while db.one::<i64>("SELECT count(*) FROM postbox.outbox").await > 1_000 {
             db.insert(1, 1).await; // a later settle shows that the earlier ones are a retention old

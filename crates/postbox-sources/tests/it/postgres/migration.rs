@@ -1,8 +1,9 @@
 //! Migrations: safe together, safe again, the same as a script, never over another's schema.
 
-use super::{Db, client};
+use super::{Db, SECOND, WEEK, client};
 use postbox_engine::{SourceError, SourceErrorKind};
-use postbox_sources::postgres::migrate::{Migrated, NEWEST, migrate, require, script, version};
+use postbox_sources::admin::Migrated;
+use postbox_sources::postgres::migrate::{NEWEST, migrate, require, script, version};
 use postbox_testkit::services::{PgVersion, Postgres};
 use std::process::{Command, Stdio};
 use tokio_postgres::Client;
@@ -17,8 +18,8 @@ super::on_all_versions! {
     case_d6_missing_rights_are_named
 }
 
-const DONE: Migrated = Migrated { from: 0, to: NEWEST };
-const NOTHING: Migrated = Migrated { from: NEWEST, to: NEWEST };
+const DONE: Migrated = Migrated { from: 0, to: NEWEST, retention_changed: false };
+const NOTHING: Migrated = Migrated { from: NEWEST, to: NEWEST, retention_changed: false };
 /// Debian's client, which comes with the server of the same package.
 const PSQL: &str = "/usr/lib/postgresql/15/bin/psql";
 
@@ -53,7 +54,7 @@ async fn case_d6_five_start_at_once(pg: PgVersion) {
     let (url, look) = empty(pg).await;
     let start = |_| {
         let url = url.clone();
-        tokio::spawn(async move { migrate(&mut client(&url).await, "postbox").await.unwrap() })
+        tokio::spawn(async move { migrate(&mut client(&url).await, "postbox", WEEK).await.unwrap() })
     };
     let running: Vec<_> = (0..5).map(start).collect();
     let mut results = Vec::new();
@@ -69,20 +70,21 @@ async fn case_d6_again_changes_nothing_and_keeps_waiting_events(pg: PgVersion) {
     let mut db = Db::new(pg).await;
     db.insert(100, 10).await;
     let before = shape(&db.client, "postbox").await;
-    assert_eq!(migrate(&mut db.client, "postbox").await.unwrap(), NOTHING);
+    assert_eq!(migrate(&mut db.client, "postbox", WEEK).await.unwrap(), NOTHING);
     assert_eq!(shape(&db.client, "postbox").await, before);
     assert_eq!(db.one::<i64>("SELECT count(*) FROM postbox.outbox").await, 100);
     require(&db.client, "postbox").await.unwrap();
 }
 
 async fn case_d6_the_script_does_the_same(pg: PgVersion) {
-    let migrated = Db::new(pg).await;
+    let mut migrated = Db::new(pg).await;
     let (url, mut client) = empty(pg).await;
-    for round in ["first", "again"] {
-        psql(&url, &script("postbox").unwrap(), round);
+    for retention in [WEEK, WEEK, SECOND * 7, SECOND * 7] {
+        psql(&url, &script("postbox", retention).unwrap(), &format!("{retention:?}"));
+        migrate(&mut migrated.client, "postbox", retention).await.unwrap();
+        assert_eq!(migrate(&mut client, "postbox", retention).await.unwrap(), NOTHING);
+        assert_eq!(shape(&client, "postbox").await, shape(&migrated.client, "postbox").await);
     }
-    assert_eq!(migrate(&mut client, "postbox").await.unwrap(), NOTHING);
-    assert_eq!(shape(&client, "postbox").await, shape(&migrated.client, "postbox").await);
 }
 
 fn psql(url: &str, sql: &str, round: &str) {
@@ -105,9 +107,9 @@ async fn case_r8_hostile_names_and_no_search_path(pg: PgVersion) {
     for name in names {
         let schema = postbox::schema::quote(name);
         assert_eq!(version(&client, name).await.unwrap(), 0);
-        assert_eq!(migrate(&mut client, name).await.unwrap(), DONE, "{name}");
-        assert_eq!(migrate(&mut client, name).await.unwrap(), NOTHING, "{name}");
-        psql(&url, &script(name).unwrap(), name);
+        assert_eq!(migrate(&mut client, name, WEEK).await.unwrap(), DONE, "{name}");
+        assert_eq!(migrate(&mut client, name, WEEK).await.unwrap(), NOTHING, "{name}");
+        psql(&url, &script(name, SECOND).unwrap(), name);
         let sql = format!(
             "LISTEN {schema}; SET postbox.wake = on; INSERT INTO {schema}.outbox (aggregate_type, aggregate_id, event_type) VALUES ('a', '1', 'plain');
              SELECT {schema}.publish('a', '1', 'published', '{{}}', ordered => true);
@@ -122,8 +124,8 @@ async fn case_r8_hostile_names_and_no_search_path(pg: PgVersion) {
         assert!(one::<bool>(&client, &awake).await, "{name}: the trigger has notified");
     }
     let cut = "y".repeat(64);
-    refused(&migrate(&mut client, &cut).await.unwrap_err(), "longer than 63 bytes");
-    refused(&migrate(&mut client, "a$body$b").await.unwrap_err(), "dollar quote");
+    refused(&migrate(&mut client, &cut, WEEK).await.unwrap_err(), "longer than 63 bytes");
+    refused(&migrate(&mut client, "a$body$b", WEEK).await.unwrap_err(), "dollar quote");
 }
 
 async fn case_d6_odd_settings_of_the_database(pg: PgVersion) {
@@ -141,7 +143,7 @@ async fn case_d6_odd_settings_of_the_database(pg: PgVersion) {
         client.batch_execute(&sql).await.unwrap();
     }
     client = super::client(&url).await;
-    assert_eq!(migrate(&mut client, "postbox").await.unwrap(), DONE);
+    assert_eq!(migrate(&mut client, "postbox", WEEK).await.unwrap(), DONE);
     client
         .batch_execute("BEGIN READ WRITE; SELECT postbox.publish('a', '1', 'x', headers => '{\"a\": \"b\"}'); COMMIT")
         .await
@@ -153,13 +155,13 @@ async fn case_d6_a_newer_or_foreign_schema_is_refused(pg: PgVersion) {
     let mut db = Db::new(pg).await;
     refused(&require(&db.client, "nowhere").await.unwrap_err(), "run `postbox migrate`");
     db.sql("INSERT INTO postbox.migration (version, name, checksum) VALUES (1000, 'later', 'x')").await;
-    refused(&migrate(&mut db.client, "postbox").await.unwrap_err(), "version 1000");
+    refused(&migrate(&mut db.client, "postbox", WEEK).await.unwrap_err(), "version 1000");
     refused(&require(&db.client, "postbox").await.unwrap_err(), "use a newer postbox");
     db.sql("DELETE FROM postbox.migration WHERE version = 1000; UPDATE postbox.migration SET checksum = 'x' WHERE version = 1").await;
-    refused(&migrate(&mut db.client, "postbox").await.unwrap_err(), "another build");
+    refused(&migrate(&mut db.client, "postbox", WEEK).await.unwrap_err(), "another build");
     // Somebody else's schema with a table of ours in it: nothing of it is touched.
     db.sql("CREATE SCHEMA shop; CREATE TABLE shop.outbox (id int); INSERT INTO shop.outbox VALUES (7)").await;
-    refused(&migrate(&mut db.client, "shop").await.unwrap_err(), "already exists");
+    refused(&migrate(&mut db.client, "shop", WEEK).await.unwrap_err(), "already exists");
     assert_eq!(db.one::<i32>("SELECT id FROM shop.outbox").await, 7);
     assert_eq!(version(&db.client, "shop").await.unwrap(), 0, "all or nothing");
 }
@@ -169,7 +171,7 @@ async fn case_d6_missing_rights_are_named(pg: PgVersion) {
     let role = "CREATE ROLE nobody_special"; // shared by the databases of the server
     let _ = client.batch_execute(role).await;
     client.batch_execute("SET ROLE nobody_special").await.unwrap();
-    let error = migrate(&mut client, "postbox").await.unwrap_err();
+    let error = migrate(&mut client, "postbox", WEEK).await.unwrap_err();
     refused(&error, "permission denied");
     refused(&error, "`postbox migrate --print`");
 }
@@ -180,9 +182,9 @@ async fn case_d6_a_lock_is_not_waited_for_for_ever() {
     let mut db = Db::new(PgVersion::V18).await;
     let other = client(&db.url).await;
     other.batch_execute("BEGIN; LOCK TABLE postbox.migration").await.unwrap();
-    let error = migrate(&mut db.client, "postbox").await.unwrap_err();
+    let error = migrate(&mut db.client, "postbox", WEEK).await.unwrap_err();
     assert_eq!(error.kind, SourceErrorKind::Unavailable, "{error}");
     assert!(error.message.contains("try again"), "{error}");
     other.batch_execute("COMMIT").await.unwrap();
-    assert_eq!(migrate(&mut db.client, "postbox").await.unwrap(), NOTHING);
+    assert_eq!(migrate(&mut db.client, "postbox", WEEK).await.unwrap(), NOTHING);
 }

@@ -22,6 +22,9 @@ use tokio_postgres::{Client, NoTls};
 
 /// How long a fact may take to come true on a busy machine.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+/// The default retention.
+pub(crate) const WEEK: Duration = Duration::from_secs(7 * 86_400);
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
 pub(crate) const LIMIT: ClaimLimit = ClaimLimit { events_max: 100_000, bytes_max: 64 << 20 };
 
 pub(crate) async fn client(url: &str) -> Client {
@@ -42,9 +45,14 @@ impl Db {
     }
 
     pub(crate) async fn on(server: &Postgres, schema: &str) -> Db {
+        Db::keeping(server, schema, WEEK).await
+    }
+
+    /// With events kept for so long.
+    pub(crate) async fn keeping(server: &Postgres, schema: &str, retention: Duration) -> Db {
         let url = server.create_database();
         let mut client = client(&url).await;
-        migrate::migrate(&mut client, schema).await.unwrap();
+        migrate::migrate(&mut client, schema, retention).await.unwrap();
         Db { url, client }
     }
 

@@ -1,6 +1,6 @@
 //! Odd names, encodings and settings.
 
-use super::{Db, LIMIT, acquire, client, in_time, on_all_versions, published};
+use super::{Db, LIMIT, SECOND, WEEK, acquire, client, in_time, on_all_versions, published};
 use postbox_engine::{HeldChange, HeldQuery, HeldState, Log};
 use postbox_sources::postgres::{PostgresLog, admin, migrate};
 use postbox_testkit::services::{PgVersion, Postgres};
@@ -17,7 +17,7 @@ async fn case_r8_a_hostile_schema_name_beside_another_outbox(version: PgVersion)
     const SCHEMA: &str = r#"My-App"x 'y\"#;
     let db = Db::on(Postgres::shared(version), "postbox").await;
     let mut other = client(&db.url).await;
-    migrate::migrate(&mut other, SCHEMA).await.unwrap();
+    migrate::migrate(&mut other, SCHEMA, SECOND).await.unwrap();
     db.sql("DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET search_path = ''''', current_database()); EXECUTE format('ALTER DATABASE %I SET postbox.wake = on', current_database()); END $$").await;
     db.insert(5, 5).await;
     let sql = format!(
@@ -26,7 +26,7 @@ async fn case_r8_a_hostile_schema_name_beside_another_outbox(version: PgVersion)
     );
     client(&db.url).await.batch_execute(&sql).await.unwrap();
     let mut options = db.options();
-    (options.schema, options.retention) = (SCHEMA.into(), Duration::from_secs(1));
+    (options.schema, options.retention) = (SCHEMA.into(), SECOND);
     let log = PostgresLog::new(options);
     acquire(&log).await;
     let mut seen = 0;
@@ -53,7 +53,7 @@ async fn case_r8_a_hostile_schema_name_beside_another_outbox(version: PgVersion)
     let status = admin::status(&db.url, SCHEMA).await.unwrap();
     assert_eq!((status[0].stream.as_str(), status[0].pending), ("main", 0));
     assert!(status[0].retry > 0);
-    let findings = admin::check(&db.url, SCHEMA).await;
+    let findings = admin::check(&db.url, SCHEMA, SECOND).await;
     assert!(findings.iter().all(|f| f.ok), "{findings:?}");
 }
 
@@ -61,7 +61,7 @@ async fn case_p3_another_encoding_and_odd_settings(version: PgVersion) {
     let server = Postgres::shared(version);
     let url = server.create_database_with("TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'");
     let mut first = client(&url).await;
-    migrate::migrate(&mut first, "postbox").await.unwrap();
+    migrate::migrate(&mut first, "postbox", WEEK).await.unwrap();
     first
         .batch_execute(
             "DO $$ DECLARE d text := current_database(); BEGIN EXECUTE format('ALTER DATABASE %I SET bytea_output = escape', d);

@@ -1,24 +1,27 @@
 //! Bins are emptied when every stream has passed them and nothing in them is held; never sooner, and nobody waits.
 //! Each test has a server of its own: transactions of other databases hold a snapshot's xmin back, too.
 
-use super::{Db, LIMIT, acquire, client, drain, in_time, on_all_versions, published};
+use super::{Db, LIMIT, SECOND, acquire, client, drain, in_time, on_all_versions, published};
 use postbox_engine::{Changes, HeldChange, HeldState, Log};
-use postbox_sources::postgres::PostgresLog;
+use postbox_sources::postgres::{PostgresLog, admin, migrate};
 use postbox_testkit::services::{PgVersion, Postgres};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 on_all_versions! {
     case_d1_a_bin_goes_when_all_have_passed_it_and_nothing_in_it_is_held
     case_r9_a_relay_away_for_rounds_of_the_ring_finds_everything
+    case_d1_the_ring_turns_by_the_configured_retention_and_a_change_empties_nothing_too_early
     the_cursor_is_thinned_out_and_still_tells_when
 }
 
 impl Db {
-    async fn bin(&self, bin: i16) {
-        let sql = format!(
-            "CREATE OR REPLACE FUNCTION postbox.bin() RETURNS smallint LANGUAGE sql STABLE AS 'SELECT {bin}::smallint'"
-        );
-        self.sql(&sql).await;
+    /// Ten events in a bin of the test's choice, whatever the time: a clock of its own.
+    async fn insert_into(&self, bin: i16) {
+        self.sql(&format!(
+            "INSERT INTO postbox.outbox (bin, aggregate_type, aggregate_id, event_type) SELECT {bin}, 'order', (g % 3)::text, 't' FROM generate_series(1, 10) g"
+        ))
+        .await;
     }
 
     async fn rows(&self, bin: i16) -> i64 {
@@ -27,24 +30,22 @@ impl Db {
 
     fn stream(&self, name: &str) -> PostgresLog {
         let mut options = self.options();
-        (options.stream, options.retention) = (name.into(), Duration::from_secs(1));
+        (options.stream, options.retention) = (name.into(), SECOND);
         PostgresLog::new(options)
     }
 }
 
 async fn case_d1_a_bin_goes_when_all_have_passed_it_and_nothing_in_it_is_held(version: PgVersion) {
     let server = Postgres::start(version).unwrap();
-    let db = Db::on(&server, "postbox").await;
+    let db = Db::keeping(&server, "postbox", SECOND).await;
     let (main, audit) = (db.stream("main"), db.stream("audit"));
     acquire(&main).await;
     acquire(&audit).await;
-    db.bin(0).await;
-    db.insert(10, 3).await;
+    db.insert_into(0).await;
     drain(&main, 10).await;
     drain(&audit, 10).await;
     audit.release().await.unwrap();
-    db.bin(1).await;
-    db.insert(10, 3).await;
+    db.insert_into(1).await;
     let page = in_time("a page", main.read(LIMIT)).await.unwrap();
     let held = |state| HeldChange {
         event: page.events[0].clone(),
@@ -54,10 +55,8 @@ async fn case_d1_a_bin_goes_when_all_have_passed_it_and_nothing_in_it_is_held(ve
         error: None,
     };
     main.record(&Changes { held: vec![held(HeldState::Retry)], ..published(&page) }).await.unwrap();
-    db.bin(2).await;
-    db.insert(10, 3).await;
+    db.insert_into(2).await;
     drain(&main, 10).await;
-    db.bin(5).await;
 
     let dump = client(&db.url).await; // what pg_dump holds: a lock that TRUNCATE must not queue behind
     dump.batch_execute("BEGIN; SELECT count(*) FROM postbox.outbox_0").await.unwrap();
@@ -82,14 +81,13 @@ async fn case_d1_a_bin_goes_when_all_have_passed_it_and_nothing_in_it_is_held(ve
 
 async fn case_r9_a_relay_away_for_rounds_of_the_ring_finds_everything(version: PgVersion) {
     let server = Postgres::start(version).unwrap();
-    let db = Db::on(&server, "postbox").await;
+    let db = Db::keeping(&server, "postbox", SECOND).await;
     let (main, audit) = (db.stream("main"), db.stream("audit"));
     acquire(&main).await;
     main.release().await.unwrap();
     acquire(&audit).await;
     for n in 0..20 {
-        db.bin(n % 6).await; // more than three rounds
-        db.insert(10, 3).await;
+        db.insert_into(n % 6).await; // more than three rounds
         drain(&audit, 10).await;
     }
     let quiet = tokio::time::timeout(Duration::from_secs(3), audit.read(LIMIT)).await;
@@ -130,4 +128,104 @@ async fn the_cursor_is_thinned_out_and_still_tells_when(version: PgVersion) {
     let lost =
         "SELECT count(*) FROM postbox.outbox o, LATERAL postbox.trace(o.event_id) t WHERE t.state <> 'published'";
     assert_eq!(db.one::<i64>(lost).await, 0);
+}
+
+/// Writes and publishes without pause, and sees to it that no event goes sooner than it may.
+struct Ring {
+    db: Db,
+    log: PostgresLog,
+    /// When each event that is still there was passed, by the server's clock.
+    passed: BTreeMap<i64, f64>,
+    newest: i64,
+    /// Seconds that events must stay now.
+    kept: f64,
+}
+
+impl Ring {
+    /// One event more.
+    async fn turn(&mut self) {
+        self.db.insert(1, 1).await;
+        self.pass(1).await;
+    }
+
+    async fn pass(&mut self, events: usize) {
+        for id in drain(&self.log, events).await {
+            let sql = "SELECT extract(epoch FROM at)::float8 FROM postbox.cursor ORDER BY seq DESC LIMIT 1";
+            self.passed.insert(id, self.db.one(sql).await);
+            self.newest = id;
+        }
+        let left: Vec<i64> = self.db.one("SELECT array_agg(id ORDER BY id) FROM postbox.outbox").await;
+        let now: f64 = self.db.one("SELECT extract(epoch FROM clock_timestamp())::float8").await;
+        let kept = self.kept;
+        self.passed.retain(|id, at| {
+            let stays = left.binary_search(id).is_ok();
+            assert!(stays || now - *at >= kept, "event {id} went {} s after it was passed, not {kept} s", now - *at);
+            stays
+        });
+    }
+
+    /// Goes on until all events up to now are gone.
+    async fn round(&mut self) {
+        let last = self.newest;
+        in_time("a round of the ring", async {
+            while self.passed.range(..=last).next().is_some() {
+                self.turn().await;
+            }
+        })
+        .await;
+    }
+
+    async fn migrate(&mut self, seconds: u32) {
+        assert!(migrate::migrate(&mut self.db.client, "postbox", SECOND * seconds).await.unwrap().retention_changed);
+        // What the relay had begun by the old retention.
+        let active =
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'postbox keeper' AND state = 'active'";
+        in_time("the keeper rests", async { while self.db.one::<i64>(active).await > 0 {} }).await;
+    }
+
+    /// What `check` says about a relay that is configured so.
+    async fn wrong(&self, seconds: u32) -> Vec<String> {
+        let findings = admin::check(&self.db.url, "postbox", SECOND * seconds).await;
+        findings.into_iter().filter(|f| !f.ok).map(|f| format!("{} {}", f.what, f.remedy.unwrap_or_default())).collect()
+    }
+}
+
+/// The function that users have, bins of one second and of two, events in all of them.
+async fn case_d1_the_ring_turns_by_the_configured_retention_and_a_change_empties_nothing_too_early(version: PgVersion) {
+    let server = Postgres::start(version).unwrap();
+    let db = Db::keeping(&server, "postbox", SECOND * 2).await;
+    let mut options = db.options();
+    options.retention = SECOND * 2;
+    let log = PostgresLog::new(options);
+    acquire(&log).await;
+    let old = client(&db.url).await; // a transaction from before the change: its id, and the bin that it writes to
+    let mut ring = Ring { db, log, passed: BTreeMap::new(), newest: 0, kept: 2.0 };
+    ring.turn().await;
+    ring.round().await;
+    let bins: i64 = ring.db.one("SELECT count(DISTINCT bin) FROM postbox.outbox").await;
+    assert!(bins > 1, "the bins take a second each, not 42 hours");
+    assert_eq!(ring.wrong(2).await, [""; 0]);
+
+    old.batch_execute("BEGIN; SELECT pg_current_xact_id()").await.unwrap();
+    ring.turn().await;
+    ring.migrate(5).await;
+    let [wrong] = &ring.wrong(2).await[..] else { panic!("one thing is wrong") };
+    assert!(
+        wrong.contains("asks for 2 s") && wrong.contains("with 5 s") && wrong.contains("postbox migrate"),
+        "{wrong}"
+    );
+    assert_eq!(ring.wrong(5).await, [""; 0]);
+    ring.turn().await;
+    ring.kept = 5.0; // although the relay was started with two
+    old.batch_execute(
+        "INSERT INTO postbox.outbox (aggregate_type, aggregate_id, event_type) VALUES ('a', '1', 't'); COMMIT",
+    )
+    .await
+    .unwrap();
+    ring.pass(1).await;
+    ring.round().await;
+
+    ring.kept = 2.0;
+    ring.migrate(2).await;
+    ring.round().await;
 }
