@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // it is a test's report
 
 mod command_line;
+mod costs;
 mod embedded_default;
 mod harness;
 #[cfg(feature = "kafka")]

@@ -1,6 +1,6 @@
 //! Reading, settling and the lease, statement by statement.
 
-use super::{Db, LIMIT, acquire, drain, in_time, on_all_versions, published};
+use super::{Db, LIMIT, acquire, client, drain, in_time, on_all_versions, published};
 use postbox_engine::{Changes, HeldChange, HeldQuery, HeldState, Log, SourceErrorKind};
 use postbox_sources::postgres::PostgresLog;
 use postbox_testkit::services::PgVersion;
@@ -12,6 +12,7 @@ on_all_versions! {
     an_old_lease_changes_nothing
     a_settle_is_all_or_none
     held_events_come_when_they_are_due
+    case_d5_four_connections_and_settling_waits_behind_no_claim
 }
 
 async fn events_are_read_in_order_and_as_they_were_written(version: PgVersion) {
@@ -148,4 +149,38 @@ async fn held_events_come_when_they_are_due(version: PgVersion) {
     query.skip = vec![page.events[0].id()];
     let open = log.held(&query).await.unwrap();
     assert_eq!(ids(&open), [page.events[3].id(), page.events[5].id()]);
+}
+
+/// A claim that takes long, here since a bin is locked, holds up reading alone: settling has a connection of its own.
+async fn case_d5_four_connections_and_settling_waits_behind_no_claim(version: PgVersion) {
+    let db = Db::new(version).await;
+    db.sql("DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET postbox.wake = on', current_database()); END $$").await;
+    let mut options = db.options();
+    options.ttl = Duration::from_secs(60);
+    let log = PostgresLog::new(options);
+    let open = "SELECT coalesce(string_agg(application_name, ', ' ORDER BY application_name), '') FROM pg_stat_activity \
+                WHERE datname = current_database() AND application_name LIKE 'postbox%'";
+    const FOUR: &str = "postbox keeper, postbox listener, postbox reader, postbox settler";
+    acquire(&log).await;
+    in_time("four connections", async { while db.one::<String>(open).await != FOUR {} }).await;
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'postbox reader' AND wait_event_type = 'Lock'";
+    let other = client(&db.url).await;
+    in_time("renewed and settled while the claim waits", async {
+        loop {
+            db.insert(10, 3).await;
+            let page = log.read(LIMIT).await.unwrap();
+            other.batch_execute("BEGIN; LOCK TABLE postbox.outbox_0 IN ACCESS EXCLUSIVE MODE").await.unwrap();
+            while db.one::<i64>(waiting).await == 0 {}
+            log.renew().await.unwrap();
+            log.record(&published(&page)).await.unwrap();
+            let waits = db.one::<i64>(waiting).await == 1;
+            let connections: String = db.one(open).await;
+            other.batch_execute("ROLLBACK").await.unwrap();
+            if waits {
+                break assert_eq!(connections, FOUR);
+            }
+            acquire(&log).await; // on a busy machine the claim may have given up first, which proves nothing
+        }
+    })
+    .await;
 }
