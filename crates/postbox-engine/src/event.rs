@@ -43,6 +43,9 @@ pub struct EventParts<'a> {
     pub destination: Option<&'a str>,
     /// Microseconds since 1970-01-01 UTC.
     pub created_at: i64,
+    /// What of the row cannot be read, for people: a column that is no UTF-8. Such an event is parked when it is routed,
+    /// with this for an error, and its headers are lost.
+    pub unreadable: Option<&'a str>,
 }
 
 /// An event, owned; a clone costs one reference count.
@@ -63,6 +66,8 @@ const FIELDS: usize = 7;
 const HAS_PAYLOAD: u8 = 1;
 const HAS_DESTINATION: u8 = 2;
 const HAS_SEQ: u8 = 4;
+/// The reason stands in the place of the headers.
+const UNREADABLE: u8 = 8;
 
 impl Event {
     /// One event with a buffer of its own. Sources that read pages use [`PageBuilder`].
@@ -111,7 +116,11 @@ impl Event {
     }
     /// The row's headers: a JSON object, unparsed.
     pub fn headers(&self) -> &str {
-        self.text(4)
+        if self.unreadable().is_some() { "{}" } else { self.text(4) }
+    }
+    /// Why the event cannot be published: its row could not be read.
+    pub fn unreadable(&self) -> Option<&str> {
+        (self.flags & UNREADABLE != 0).then(|| self.text(4))
     }
     pub fn destination(&self) -> Option<&str> {
         (self.flags & HAS_DESTINATION != 0).then(|| self.text(5))
@@ -170,7 +179,7 @@ impl PageBuilder {
             e.aggregate_id.as_bytes(),
             e.event_type.as_bytes(),
             e.content_type.as_bytes(),
-            e.headers.as_bytes(),
+            e.unreadable.unwrap_or(e.headers).as_bytes(),
             e.destination.unwrap_or_default().as_bytes(),
             e.payload.unwrap_or_default(),
         ];
@@ -182,7 +191,8 @@ impl PageBuilder {
         let flag = |on: bool, bit: u8| if on { bit } else { 0 };
         let flags = flag(e.payload.is_some(), HAS_PAYLOAD)
             | flag(e.destination.is_some(), HAS_DESTINATION)
-            | flag(e.aggregate_seq.is_some(), HAS_SEQ);
+            | flag(e.aggregate_seq.is_some(), HAS_SEQ)
+            | flag(e.unreadable.is_some(), UNREADABLE);
         let event = Event {
             frame: Bytes::new(),
             ends,

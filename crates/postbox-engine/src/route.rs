@@ -71,6 +71,9 @@ pub enum RouteError {
         /// As the rule has it.
         topic: String,
     },
+    /// The source could not read the row.
+    #[error("{0}")]
+    Unreadable(String),
     /// The row's headers are no JSON object of strings, or a name cannot be used.
     #[error("headers are not usable: {0}")]
     BadHeaders(String),
@@ -107,6 +110,9 @@ impl Route {
     /// # Errors
     /// Each is about this event alone.
     pub fn message(&self, event: &Event, replay: bool) -> Result<Message, RouteError> {
+        if let Some(reason) = event.unreadable() {
+            return Err(RouteError::Unreadable(reason.to_owned()));
+        }
         let texts = Texts::of(event);
         let rule = self.rules.iter().find(|rule| rule.matches(&texts));
         let destination = match (rule, event.destination()) {

@@ -48,8 +48,7 @@ impl MemoryLog {
                 payload: Some(&payload),
                 content_type: "application/json",
                 headers: "{\"tenant_id\": \"t1\"}",
-                destination: None,
-                created_at: 0,
+                ..EventParts::default()
             });
         }
         LogPage { events: page.finish(), delays: Vec::new(), mark: to }

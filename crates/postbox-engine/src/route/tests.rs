@@ -137,6 +137,15 @@ fn case_w5_bad_headers_are_that_events_error_and_quote_no_value() {
 }
 
 #[test]
+fn an_unreadable_row_is_that_events_error_whatever_its_rule() {
+    for rules in [vec![rule(None, None, "t")], vec![]] {
+        let event = Event::new(&EventParts { unreadable: Some("the column x is odd"), ..parts() });
+        let error = Route::new(rules).unwrap().message(&event, false).unwrap_err();
+        assert_eq!((error.to_string().as_str(), event.headers()), ("the column x is odd", "{}"));
+    }
+}
+
+#[test]
 fn cloudevents_binary_has_its_attributes_as_headers() {
     let event = EventParts {
         aggregate_seq: Some(3),

@@ -51,6 +51,24 @@ fn an_event_written_by_sql_is_on_stdout_and_traced() {
 }
 
 #[test]
+fn case_p3_an_event_that_is_no_utf8_is_dead_with_the_columns_name_and_the_rest_flows() {
+    let server = Postgres::shared(PgVersion::V15);
+    let url = server.create_database_with("TEMPLATE template0 ENCODING 'SQL_ASCII' LOCALE 'C'");
+    let folder = Folder::new().env("DATABASE_URL", &url);
+    folder.ok(&["migrate"]);
+    let bad = "SELECT postbox.publish('order', convert_from('\\xe9', 'SQL_ASCII'), 'order.placed', '{}')";
+    let bad = execute(url.rsplit('/').next().unwrap(), bad)[0][0].clone().unwrap();
+    let good = folder.ok(&["publish", "order", "caf\u{e9}", "order.placed", "{}"]).stdout;
+    let relay = folder.leading_relay();
+    let line = relay.stdout.wait_for(good.trim());
+    assert!(line.contains("caf\u{e9}"), "{line}");
+    let trace = || folder.json(&["trace", &bad, "--json"])[0].clone();
+    until("the event is dead", || trace()["state"] == "dead");
+    assert_eq!(trace()["error"], "the column aggregate_id of event 1 is not valid UTF-8");
+    relay.stop();
+}
+
+#[test]
 fn an_unmigrated_database_names_the_command() {
     let (folder, _) = fresh();
     refused(&folder, &["postbox migrate"]);

@@ -71,6 +71,7 @@ pub(crate) async fn connect(
     config.keepalives_idle(UNANSWERED_MAX / 2).keepalives_interval(Duration::from_secs(2)).keepalives_retries(2);
     let connecting = target.config.connect(MakeRustlsConnect::new(target.tls()?));
     let (client, mut connection) = within(CONNECT_TIMEOUT, "connect", connecting).await?;
+    let raw = connection.parameter("server_encoding") == Some("SQL_ASCII");
     let driver = tokio::spawn(async move {
         while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
             if matches!(message, AsyncMessage::Notification(_)) {
@@ -80,12 +81,12 @@ pub(crate) async fn connect(
         on_notice(None);
     });
     let session = Session { client, driver };
-    greet(&session, role).await?;
+    greet(&session, role, raw).await?;
     Ok(session)
 }
 
 /// Refuses servers whose snapshots would not say what the log rests on; then sets the session up.
-async fn greet(session: &Session, role: Role) -> Result<(), SourceError> {
+async fn greet(session: &Session, role: Role, raw: bool) -> Result<(), SourceError> {
     let version = first_cell(session, "SELECT version()").await?;
     if let Some(why) = unfit(&version) {
         return Err(refused(why));
@@ -97,7 +98,10 @@ async fn greet(session: &Session, role: Role) -> Result<(), SourceError> {
              Connect to the primary (several hosts in the URL with target_session_attrs=read-write find it)",
         ));
     }
-    within(STATEMENT_TIMEOUT, "set the session up", session.batch_execute(settings(role))).await
+    // A database of encoding SQL_ASCII takes any bytes; asked for UTF-8 it would fail the whole page that they are in.
+    let encoding = if raw { "; SET client_encoding = SQL_ASCII" } else { "" };
+    let settings = format!("{}{encoding}", settings(role));
+    within(STATEMENT_TIMEOUT, "set the session up", session.batch_execute(&settings)).await
 }
 
 fn settings(role: Role) -> &'static str {

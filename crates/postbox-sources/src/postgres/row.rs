@@ -47,6 +47,8 @@ impl ToSql for SnapshotText<'_> {
 struct Columns<'a> {
     row: &'a Row,
     next: usize,
+    /// The first column whose text is no UTF-8.
+    wrong: Option<&'a str>,
 }
 
 impl<'a> Columns<'a> {
@@ -55,9 +57,22 @@ impl<'a> Columns<'a> {
         self.next += 1;
         column.map(|c| c.0)
     }
-    /// Text arrives in UTF-8 but from a database of encoding SQL_ASCII, which converts nothing.
-    fn text(&mut self) -> Cow<'a, str> {
-        String::from_utf8_lossy(self.raw().unwrap_or_default())
+    /// Text arrives in UTF-8 but from a database of encoding SQL_ASCII, which takes and gives any bytes.
+    fn text(&mut self) -> Option<Cow<'a, str>> {
+        let (column, bytes) = (self.next, self.raw()?);
+        Some(self.utf8(column, bytes))
+    }
+    fn utf8(&mut self, column: usize, bytes: &'a [u8]) -> Cow<'a, str> {
+        let text = String::from_utf8_lossy(bytes);
+        if matches!(text, Cow::Owned(_)) {
+            self.wrong.get_or_insert(self.row.columns()[column].name());
+        }
+        text
+    }
+    /// jsonb, which begins with its version.
+    fn headers(&mut self) -> Cow<'a, str> {
+        let (column, bytes) = (self.next, self.raw().unwrap_or_default());
+        self.utf8(column, bytes.get(1..).unwrap_or_default())
     }
     fn i64(&mut self) -> Option<i64> {
         self.raw().map(|b| i64::from_be_bytes(b.try_into().expect("a bigint has eight bytes")))
@@ -69,19 +84,20 @@ impl<'a> Columns<'a> {
 
 /// Copies the event whose columns begin at `first` into the page. Returns for how long it is not available yet.
 pub(crate) fn push(row: &Row, first: usize, page: &mut PageBuilder) -> Option<Duration> {
-    let mut columns = Columns { row, next: first };
+    let mut columns = Columns { row, next: first, wrong: None };
     let id = columns.i64().expect("id is not null");
     let event_id = columns.raw().and_then(|b| b.try_into().ok()).expect("a uuid has sixteen bytes");
-    let (aggregate_type, aggregate_id) = (columns.text(), columns.text());
+    let (aggregate_type, aggregate_id) = (columns.text().unwrap_or_default(), columns.text().unwrap_or_default());
     let aggregate_seq = columns.i64();
-    let event_type = columns.text();
+    let event_type = columns.text().unwrap_or_default();
     let schema_version = columns.i32().unwrap_or_default();
     let (json, binary) = (columns.raw(), columns.raw());
-    let content_type = columns.text();
-    let headers = columns.raw().unwrap_or_default();
-    let destination = columns.raw().map(String::from_utf8_lossy);
+    let content_type = columns.text().unwrap_or_default();
+    let headers = columns.headers();
+    let destination = columns.text();
     let created_at = columns.i64().unwrap_or_default().saturating_add(EPOCH_MICROS);
     let delay = columns.i64();
+    let unreadable = columns.wrong.map(|name| format!("the column {name} of event {id} is not valid UTF-8"));
     page.push(&EventParts {
         id,
         event_id,
@@ -92,9 +108,10 @@ pub(crate) fn push(row: &Row, first: usize, page: &mut PageBuilder) -> Option<Du
         schema_version,
         payload: json.or(binary),
         content_type: &content_type,
-        headers: &String::from_utf8_lossy(headers.get(1..).unwrap_or_default()), // jsonb begins with its version
+        headers: &headers,
         destination: destination.as_deref(),
         created_at,
+        unreadable: unreadable.as_deref(),
     });
     delay.map(|micros| Duration::from_micros(micros.max(1).unsigned_abs()))
 }

@@ -126,12 +126,9 @@ fn push(page: &mut PageBuilder, row: &Row<'_>) -> Result<i64, Failure> {
     let aggregate_id = text(3, "aggregate_id")?;
     let event_type = text(5, "event_type")?;
     let content_type = text(9, "content_type")?;
-    let mut headers = text(10, "headers")?;
+    let headers = text(10, "headers")?;
     let destination = text(11, "destination")?;
-    if let Some(name) = wrong {
-        // No JSON object: routing parks this event alone, and says so.
-        headers = Cow::Owned(format!("the column {name} of event {id} is not valid UTF-8"));
-    }
+    let unreadable = wrong.map(|name| format!("the column {name} of event {id} is not valid UTF-8"));
     let payload = match (row.get_ref(7)?, row.get_ref(8)?) {
         (ValueRef::Text(bytes), _) | (_, ValueRef::Blob(bytes)) => Some(bytes),
         _ => None,
@@ -149,6 +146,7 @@ fn push(page: &mut PageBuilder, row: &Row<'_>) -> Result<i64, Failure> {
         headers: &headers,
         destination: matches!(row.get_ref(11)?, ValueRef::Text(_)).then_some(&*destination),
         created_at: row.get::<_, i64>(12)?.saturating_mul(1000),
+        unreadable: unreadable.as_deref(),
     });
     Ok(id)
 }

@@ -101,6 +101,7 @@ fn event(draft: &Draft, id: i64, bug: Option<Bug>) -> Event {
         headers: &draft.headers,
         destination: draft.destination.as_deref(),
         created_at: now.as_micros() as i64,
+        unreadable: None,
     })
 }
 

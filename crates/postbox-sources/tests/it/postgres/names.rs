@@ -9,6 +9,7 @@ use std::time::Duration;
 on_all_versions! {
     case_r8_a_hostile_schema_name_beside_another_outbox
     case_p3_another_encoding_and_odd_settings
+    case_p3_text_that_is_no_utf8_spoils_its_row_alone
     streams_are_independent
     shards_share_the_keys
 }
@@ -89,6 +90,41 @@ async fn case_p3_another_encoding_and_odd_settings(version: PgVersion) {
     let id = uuid::Uuid::from_bytes(event.event_id()).to_string();
     let trace = admin::trace(&db.url, "postbox", &id).await.unwrap();
     assert_eq!((trace[0].state.as_str(), trace[0].written_at.as_str()), ("published", "2020-01-02T03:04:05.000006Z"));
+}
+
+/// A database of encoding SQL_ASCII takes any bytes, and converts none.
+async fn case_p3_text_that_is_no_utf8_spoils_its_row_alone(version: PgVersion) {
+    let url = Postgres::shared(version).create_database_with("TEMPLATE template0 ENCODING 'SQL_ASCII' LOCALE 'C'");
+    migrate::migrate(&mut client(&url).await, "postbox", WEEK).await.unwrap();
+    let db = Db { client: client(&url).await, url };
+    db.sql(
+        r#"INSERT INTO postbox.outbox (aggregate_type, aggregate_id, event_type, headers, destination, payload)
+           SELECT 'order', convert_from(id, 'SQL_ASCII'), 't', convert_from(headers, 'SQL_ASCII')::jsonb, convert_from(destination, 'SQL_ASCII'),
+             convert_from(payload, 'SQL_ASCII')::json
+           FROM (VALUES (bytea 'caf\303\251', bytea '{}', bytea 'there', bytea '1'), ('caf\351', '{}', NULL, '2'), ('3', '{"a": "\351"}', NULL, '3'),
+             ('4', '{}', '\351', '4'), ('5', '{}', NULL, '"\351"')) v (id, headers, destination, payload)"#,
+    )
+    .await;
+    let log = db.log();
+    acquire(&log).await;
+    let page = in_time("a page", log.read(LIMIT)).await.unwrap();
+    let wrong = |column: &str, id: i64| Some(format!("the column {column} of event {id} is not valid UTF-8"));
+    let unreadable: Vec<_> = page.events.iter().map(|e| e.unreadable().map(str::to_owned)).collect();
+    assert_eq!(unreadable, [None, wrong("aggregate_id", 2), wrong("headers", 3), wrong("destination", 4), None]);
+    assert_eq!((page.events[0].aggregate_id(), page.events[0].destination()), ("caf\u{e9}", Some("there")));
+    assert_eq!(page.events[4].payload(), Some(&b"\"\xe9\""[..]), "a payload is bytes");
+    // It is held under what can be read of it, and read again as it is.
+    let mut changes = published(&page);
+    changes.held.push(HeldChange {
+        event: page.events[1].clone(),
+        state: HeldState::Retry,
+        attempts: 1,
+        due: Duration::ZERO,
+        error: Some("caf\u{e9}".into()),
+    });
+    log.record(&changes).await.unwrap();
+    let due = log.held(&HeldQuery { limit: LIMIT, open: vec![], skip: vec![] }).await.unwrap();
+    assert_eq!(due.events[0].event.unreadable(), wrong("aggregate_id", 2).as_deref());
 }
 
 async fn streams_are_independent(version: PgVersion) {
