@@ -4,7 +4,7 @@
 use crate::lanes::KeyIsHash;
 use crate::log::{HeldEvent, HeldQuery, Loaded, LogPage};
 use crate::planted::{self, Bug};
-use crate::{ClaimLimit, Claimed, Event, Settlement, Verdict};
+use crate::{ClaimLimit, Claimed, Event, Settlement, SourceError, SourceErrorKind, Verdict};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,6 +47,21 @@ impl HeldState {
             HeldState::Replay => "replay",
             HeldState::Done => "done",
         }
+    }
+}
+
+/// From its [`name`](HeldState::name) in a held row. A word that is none of ours is refused, whatever the database: taken
+/// for another state, the event could go out of turn or never.
+impl std::str::FromStr for HeldState {
+    type Err = SourceError;
+    fn from_str(name: &str) -> Result<HeldState, SourceError> {
+        use HeldState::{Dead, Delayed, Done, Replay, Retry, Waiting};
+        [Retry, Waiting, Delayed, Dead, Replay, Done].into_iter().find(|state| state.name() == name).ok_or_else(|| {
+            let message = format!(
+                "a held event has the state {name:?}, which this postbox does not know: use the newer one that wrote it"
+            );
+            SourceError::new(SourceErrorKind::Refused, message)
+        })
     }
 }
 

@@ -3,7 +3,7 @@
 
 use postbox_engine::{
     Backlog, Changes, ClaimLimit, Claimed, DeadPolicy, Event, EventParts, HeldEvent, HeldState, Loaded, LogPage,
-    Settlement, Verdict, key_of,
+    Settlement, SourceErrorKind, Verdict, key_of,
 };
 use proptest::prelude::*;
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest, prop_state_machine};
@@ -353,4 +353,14 @@ prop_state_machine! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
     #[test]
     fn the_backlog_does_what_the_model_does(sequential 1..120 => Test);
+}
+
+#[test]
+fn a_held_state_is_read_as_it_was_written_and_no_other_word_is_one() {
+    use HeldState::{Dead, Delayed, Done, Replay, Retry, Waiting};
+    for state in [Retry, Waiting, Delayed, Dead, Replay, Done] {
+        assert_eq!(state.name().parse::<HeldState>().unwrap(), state);
+    }
+    let error = "parked".parse::<HeldState>().unwrap_err();
+    assert!(error.kind == SourceErrorKind::Refused && error.message.contains("\"parked\""), "{error}");
 }

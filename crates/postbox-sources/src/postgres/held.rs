@@ -5,7 +5,7 @@ use crate::postgres::connect::Session;
 use crate::postgres::error::{STATEMENT_TIMEOUT, within};
 use crate::postgres::row;
 use crate::postgres::sql::HeldSql;
-use postbox_engine::{ClaimLimit, HeldEvent, HeldPage, HeldQuery, HeldState, Loaded, PageBuilder, SourceError};
+use postbox_engine::{ClaimLimit, HeldEvent, HeldPage, HeldQuery, Loaded, PageBuilder, SourceError};
 use std::time::Duration;
 use tokio_postgres::Row;
 
@@ -17,17 +17,6 @@ const EVENTS_MAX: usize = 2000;
 pub(crate) struct Shard<'a> {
     pub(crate) stream: &'a str,
     pub(crate) shard: i16,
-}
-
-fn state_of(name: &str) -> HeldState {
-    match name {
-        "retry" => HeldState::Retry,
-        "delayed" => HeldState::Delayed,
-        "dead" => HeldState::Dead,
-        "replay" => HeldState::Replay,
-        "done" => HeldState::Done,
-        _ => HeldState::Waiting,
-    }
 }
 
 /// The keys in trouble. `block`: dead events hold their keys up too.
@@ -85,13 +74,13 @@ pub(crate) async fn fetch(
         );
         rows.sort_by_key(|r| row::id(r, 2));
     }
-    let events = decode(&rows, query.limit);
+    let events = decode(&rows, query.limit)?;
     let mut skip = query.skip.clone();
     skip.extend(events.iter().map(|e| e.event.id()));
     Ok(HeldPage { events, next_due: next_due(session, sql, at, &skip).await? })
 }
 
-fn decode(rows: &[Row], limit: ClaimLimit) -> Vec<HeldEvent> {
+fn decode(rows: &[Row], limit: ClaimLimit) -> Result<Vec<HeldEvent>, SourceError> {
     let mut page = PageBuilder::default();
     for row in rows.iter().take(limit.events_max.max(1)) {
         if !page.is_empty() && page.bytes() >= limit.bytes_max {
@@ -102,7 +91,7 @@ fn decode(rows: &[Row], limit: ClaimLimit) -> Vec<HeldEvent> {
     let events = page.finish();
     let held = |(event, row): (_, &Row)| {
         let attempts = u32::try_from(row.get::<_, i32>(0)).unwrap_or_default();
-        HeldEvent { event, attempts, state: state_of(row.get(1)) }
+        Ok(HeldEvent { event, attempts, state: row.get::<_, &str>(1).parse()? })
     };
     events.into_iter().zip(rows).map(held).collect()
 }

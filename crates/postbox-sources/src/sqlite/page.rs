@@ -70,7 +70,7 @@ pub(super) fn held(database: &Database, c: &Connection, stream: &str, query: &He
     let (mut page, mut rest) = (PageBuilder::default(), Vec::new());
     while let Some(row) = rows.next()? {
         push(&mut page, row)?;
-        rest.push((row.get::<_, u32>(NEXT)?, held_state(row.get_ref(NEXT + 1)?.as_str().unwrap_or_default())));
+        rest.push((row.get::<_, u32>(NEXT)?, row.get_ref(NEXT + 1)?.as_str().unwrap_or_default().parse()?));
         if page.bytes() >= query.limit.bytes_max {
             break;
         }
@@ -149,17 +149,6 @@ fn push(page: &mut PageBuilder, row: &Row<'_>) -> Result<i64, Failure> {
         unreadable: unreadable.as_deref(),
     });
     Ok(id)
-}
-
-fn held_state(name: &str) -> HeldState {
-    match name {
-        "retry" => HeldState::Retry,
-        "waiting" => HeldState::Waiting,
-        "delayed" => HeldState::Delayed,
-        "dead" => HeldState::Dead,
-        "replay" => HeldState::Replay,
-        _ => HeldState::Done,
-    }
 }
 
 fn json(ids: &[i64]) -> String {

@@ -161,6 +161,21 @@ async fn case_o2_held_events_wait_behind_the_one_that_failed() {
 
 const NOW: &str = "CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)";
 
+/// A newer postbox may have states that this one would take for something else.
+#[tokio::test]
+async fn a_held_state_that_is_not_known_is_refused_by_its_name() {
+    let file = File::new();
+    insert(&file.connect(), "a", 1);
+    let source = file.source("r").await;
+    let claim = soon(source.claim(LIMIT)).await.unwrap();
+    settle(&source, &claim, retry(0, 1)).await;
+    source.release().await.unwrap();
+    let sql = "PRAGMA ignore_check_constraints = on; UPDATE postbox_held SET state = 'parked'";
+    file.connect().execute_batch(sql).unwrap();
+    let error = soon(file.source("r").await.claim(LIMIT)).await.unwrap_err();
+    assert!(error.kind == SourceErrorKind::Refused && error.message.contains("\"parked\""), "{error}");
+}
+
 #[tokio::test]
 async fn case_o3_under_policy_block_a_dead_letter_holds_its_key() {
     let file = File::new();
