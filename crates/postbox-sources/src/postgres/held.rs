@@ -3,14 +3,19 @@
 
 use crate::postgres::connect::Session;
 use crate::postgres::error::{STATEMENT_TIMEOUT, within};
+use crate::postgres::reader::{next, request};
 use crate::postgres::row;
 use crate::postgres::sql::HeldSql;
-use postbox_engine::{ClaimLimit, HeldEvent, HeldPage, HeldQuery, Loaded, PageBuilder, SourceError};
+use postbox_engine::{HeldEvent, HeldPage, HeldQuery, Loaded, PageBuilder, SourceError};
 use std::time::Duration;
 use tokio_postgres::Row;
 
 /// Events in one answer: a page of the log is no larger either, and more come with the next call.
 const EVENTS_MAX: usize = 2000;
+/// Payloads asked for before any size is known: what is not taken was sent in vain, at most so many large ones.
+const PIECE_FIRST: usize = 8;
+/// How much larger than the last a piece may be: 2,000 small events come in four.
+const PIECE_GROWTH: usize = 8;
 
 /// The shard whose rows are meant.
 #[derive(Clone, Copy)]
@@ -48,50 +53,58 @@ async fn next_due(
     Ok(micros.map(|m| Duration::from_micros(m.max(0).unsigned_abs())))
 }
 
-/// Held events that may go now, oldest first.
+/// Held events that may go now, oldest first. Their ids come first and their payloads after, piece by piece: the hand may
+/// have room for a few only, and the server does not stop halfway through an answer.
 pub(crate) async fn fetch(
     session: &Session,
     sql: &HeldSql,
     at: Shard<'_>,
     query: &HeldQuery,
 ) -> Result<HeldPage, SourceError> {
-    let limit = i64::try_from(query.limit.events_max.min(EVENTS_MAX)).expect("the limit is small");
-    let mut rows = within(
+    let limit = i64::try_from(query.limit.events_max.clamp(1, EVENTS_MAX)).expect("the limit is small");
+    let keys: Vec<i64> = query.open.iter().map(|k| k.cast_signed()).collect();
+    let ready = within(
         STATEMENT_TIMEOUT,
-        "read the held events that are due",
-        session.query(&sql.due, &[&at.stream, &at.shard, &query.skip, &limit]),
+        "read which held events may go",
+        session.query(&sql.ready, &[&at.stream, &at.shard, &query.skip, &keys, &limit]),
     )
     .await?;
-    if !query.open.is_empty() {
-        let keys: Vec<i64> = query.open.iter().map(|k| k.cast_signed()).collect();
-        rows.extend(
-            within(
-                STATEMENT_TIMEOUT,
-                "read the waiting events",
-                session.query(&sql.open, &[&at.stream, &at.shard, &keys, &query.skip, &limit]),
-            )
-            .await?,
-        );
-        rows.sort_by_key(|r| row::id(r, 2));
-    }
-    let events = decode(&rows, query.limit)?;
+    let events = if ready.is_empty() { Vec::new() } else { take(session, sql, &ready, query.limit.bytes_max).await? };
     let mut skip = query.skip.clone();
     skip.extend(events.iter().map(|e| e.event.id()));
     Ok(HeldPage { events, next_due: next_due(session, sql, at, &skip).await? })
 }
 
-fn decode(rows: &[Row], limit: ClaimLimit) -> Result<Vec<HeldEvent>, SourceError> {
-    let mut page = PageBuilder::default();
-    for row in rows.iter().take(limit.events_max.max(1)) {
-        if !page.is_empty() && page.bytes() >= limit.bytes_max {
-            break;
+/// The events of the rows `ready`, from the first on, until `bytes_max` is reached: one event more at most.
+async fn take(
+    session: &Session,
+    sql: &HeldSql,
+    mut ready: &[Row],
+    bytes_max: usize,
+) -> Result<Vec<HeldEvent>, SourceError> {
+    let doing = "prepare to read held events";
+    let statement = within(STATEMENT_TIMEOUT, doing, session.prepare(&sql.events)).await?;
+    let (mut page, mut held, mut piece) = (PageBuilder::default(), Vec::new(), PIECE_FIRST);
+    while !ready.is_empty() && (page.is_empty() || page.bytes() < bytes_max) {
+        let (asked, rest) = ready.split_at(piece.min(ready.len()));
+        let ids: Vec<i64> = asked.iter().map(|r| r.get(0)).collect();
+        let mut rows = request(session, &statement, &[&ids]).await?;
+        let mut asked = asked.iter();
+        while let Some(row) = next(&mut rows).await?
+            && (page.is_empty() || page.bytes() < bytes_max)
+        {
+            let id = row::id(&row, 0);
+            held.extend(asked.find(|r| row::id(r, 0) == id));
+            row::push(&row, 0, &mut page);
         }
-        row::push(row, 2, &mut page);
+        ready = rest;
+        // As many as fit, if they are as large as those before.
+        let fit = bytes_max.saturating_sub(page.bytes()).saturating_mul(page.len()) / page.bytes().max(1);
+        piece = fit.clamp(1, piece * PIECE_GROWTH);
     }
-    let events = page.finish();
-    let held = |(event, row): (_, &Row)| {
-        let attempts = u32::try_from(row.get::<_, i32>(0)).unwrap_or_default();
-        Ok(HeldEvent { event, attempts, state: row.get::<_, &str>(1).parse()? })
+    let held_event = |(event, row): (_, &Row)| {
+        let attempts = u32::try_from(row.get::<_, i32>(1)).unwrap_or_default();
+        Ok(HeldEvent { event, attempts, state: row.get::<_, &str>(2).parse()? })
     };
-    events.into_iter().zip(rows).map(held).collect()
+    page.finish().into_iter().zip(held).map(held_event).collect()
 }

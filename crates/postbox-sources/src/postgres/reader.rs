@@ -149,7 +149,7 @@ impl Reader {
     /// Asks for what became visible since the last poll: one statement, whose own snapshot is the new `since`.
     async fn poll(&mut self) -> Result<(Found, u64), SourceError> {
         let reading = self.reading().await?;
-        let mut rows = request(&reading, &reading.poll, &[&SnapshotText(&self.at.since)]).await?;
+        let mut rows = request(&reading.session, &reading.poll, &[&SnapshotText(&self.at.since)]).await?;
         let first = next(&mut rows).await?.ok_or_else(|| unavailable("PostgreSQL: a poll returned no row"))?;
         let now: Arc<str> = first.get::<_, &str>(0).into();
         let (xmin, drawn, found) = (xmin(&now), first.get(1), first.get::<_, Option<i64>>(2).unwrap_or_default());
@@ -223,7 +223,7 @@ impl Reader {
         while self.at.last_id < floor && !since.ends_with(':') {
             let from = self.at.last_id;
             let (since, until) = (SnapshotText(since), SnapshotText(until));
-            let mut rows = request(reading, &reading.late, &[&since, &until, &from, &floor]).await?;
+            let mut rows = request(&reading.session, &reading.late, &[&since, &until, &from, &floor]).await?;
             let mut events = 0;
             while let Some(row) = next(&mut rows).await? {
                 if self.full() && !self.offer().await? {
@@ -256,7 +256,7 @@ impl Reader {
                 let (reading, since, until) = (reading.clone(), since.clone(), until.clone());
                 requests.push_back(async move {
                     let (since, until) = (SnapshotText(&since), SnapshotText(&until));
-                    request(&reading, &reading.page, &[&from, &to, &since, &until])
+                    request(&reading.session, &reading.page, &[&from, &to, &since, &until])
                         .await
                         .map(|rows| (rows, to - from, to))
                 });
@@ -383,17 +383,18 @@ fn xmin(snapshot: &str) -> u64 {
     snapshot.split(':').next().and_then(|x| x.parse().ok()).unwrap_or_default()
 }
 
-async fn request(
-    reading: &ReadSession,
+/// Sends a statement; its rows come as they are asked for.
+pub(crate) async fn request(
+    session: &Session,
     statement: &Statement,
     parameters: &[&(dyn ToSql + Sync)],
 ) -> Result<Pin<Box<RowStream>>, SourceError> {
-    let sent = reading.session.query_raw(statement, parameters.iter().copied());
+    let sent = session.query_raw(statement, parameters.iter().copied());
     within(STATEMENT_TIMEOUT, "read events", sent).await.map(Box::pin)
 }
 
 /// The next row; a timer only where it is not there yet.
-async fn next(rows: &mut Pin<Box<RowStream>>) -> Result<Option<Row>, SourceError> {
+pub(crate) async fn next(rows: &mut Pin<Box<RowStream>>) -> Result<Option<Row>, SourceError> {
     match rows.try_next().now_or_never() {
         Some(row) => row.map_err(|e| crate::postgres::error::failed("read events", e)),
         None => within(STATEMENT_TIMEOUT, "read events", rows.try_next()).await,

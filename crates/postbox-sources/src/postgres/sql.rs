@@ -164,36 +164,38 @@ fn record_held(schema: &str, fence: &str, cursor: &str) -> String {
 pub(crate) struct HeldSql {
     pub(crate) load: String,
     pub(crate) next_due: String,
-    pub(crate) due: String,
-    pub(crate) open: String,
+    pub(crate) ready: String,
+    pub(crate) events: String,
 }
 
 impl HeldSql {
     pub(crate) fn new(schema: &str) -> HeldSql {
         let schema = quoted(schema);
         const DUE: &str = "state IN ('retry', 'delayed', 'replay')";
-        // The whole event of a held row; its id alone finds it, whatever its bin.
-        let join =
-            format!("CROSS JOIN LATERAL (SELECT {EVENT} FROM {schema}.outbox WHERE id = h.id ORDER BY id LIMIT 1) o");
+        // A row whose event was taken from the outbox by hand would be due for ever: it is left to the operator.
+        let exists = format!("EXISTS (SELECT FROM {schema}.outbox o WHERE o.id = h.id)");
+        let held = format!("SELECT id, attempts, state FROM {schema}.held h WHERE stream = $1 AND shard = $2");
         HeldSql {
             load: format!(
                 "SELECT key, count(*), bool_or(state <> 'waiting') FROM {schema}.held \
                  WHERE stream = $1 AND shard = $2 AND state <> 'done' AND (state IN ('retry', 'waiting') OR state = 'dead' AND $3) GROUP BY key"
             ),
-            // A row whose event was taken from the outbox by hand would be due for ever: it is left to the operator.
             next_due: format!(
                 "SELECT (extract(epoch FROM due_at - clock_timestamp()) * 1000000)::bigint FROM {schema}.held h \
-                 WHERE stream = $1 AND shard = $2 AND {DUE} AND id <> ALL ($3) \
-                 AND EXISTS (SELECT FROM {schema}.outbox o WHERE o.id = h.id) ORDER BY due_at LIMIT 1"
+                 WHERE stream = $1 AND shard = $2 AND {DUE} AND id <> ALL ($3) AND {exists} ORDER BY due_at LIMIT 1"
             ),
-            due: format!(
-                "SELECT h.attempts, h.state, o.* FROM (SELECT id, attempts, state FROM {schema}.held WHERE stream = $1 AND shard = $2 AND {DUE} \
-                 AND due_at <= clock_timestamp() AND id <> ALL ($3) ORDER BY due_at LIMIT $4) h {join} ORDER BY o.id"
+            // Those that are due, and those waiting under an open key: no payload is touched.
+            ready: format!(
+                "(SELECT * FROM ({held} AND {DUE} AND due_at <= clock_timestamp() AND id <> ALL ($3) AND {exists} ORDER BY due_at LIMIT $5) d) \
+                 UNION ALL \
+                 (SELECT w.* FROM unnest($4::bigint[]) k CROSS JOIN LATERAL ({held} AND key = k AND state <> 'done' AND state = 'waiting' \
+                 AND id <> ALL ($3) AND {exists} ORDER BY id LIMIT $5) w ORDER BY w.id LIMIT $5) \
+                 ORDER BY id LIMIT $5"
             ),
-            open: format!(
-                "SELECT h.attempts, h.state, o.* FROM unnest($3::bigint[]) k CROSS JOIN LATERAL (SELECT id, attempts, state FROM {schema}.held \
-                 WHERE stream = $1 AND shard = $2 AND key = k AND state <> 'done' AND state = 'waiting' AND id <> ALL ($4) ORDER BY id LIMIT $5) h \
-                 {join} ORDER BY o.id LIMIT $5"
+            // An id alone finds its event, whatever its bin.
+            events: format!(
+                "SELECT o.* FROM unnest($1::bigint[]) h CROSS JOIN LATERAL (SELECT {EVENT} FROM {schema}.outbox WHERE id = h ORDER BY id LIMIT 1) o \
+                 ORDER BY o.id"
             ),
         }
     }

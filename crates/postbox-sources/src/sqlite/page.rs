@@ -47,7 +47,8 @@ pub(super) fn read(
     Ok(LogPage { events: page.finish(), delays, mark })
 }
 
-/// Held events that may be sent now, in id order, at most `query.limit`.
+/// Held events that may be sent now, in id order, at most `query.limit`. Their ids first: to sort whole events, SQLite
+/// would keep all of them in memory.
 pub(super) fn held(database: &Database, c: &Connection, stream: &str, query: &HeldQuery) -> Result<HeldPage, Failure> {
     // The waiting ones are cut per key, so that a key with many of them costs no more than one with a few. A row whose
     // event somebody deleted holds up nobody.
@@ -60,17 +61,18 @@ pub(super) fn held(database: &Database, c: &Connection, stream: &str, query: &He
            SELECT r.id FROM json_each(?4) k CROSS JOIN \"postbox_held\" r ON r.stream = ?1 AND r.id IN (
              SELECT h.id FROM \"postbox_held\" h WHERE h.stream = ?1 AND h.state = 'waiting' AND h.key = k.value
                AND h.id NOT IN (SELECT id FROM skip) AND {EXISTS} ORDER BY h.id LIMIT ?2))
-         SELECT {COLUMNS}, h.attempts, h.state FROM (SELECT id FROM ready ORDER BY id LIMIT ?2) r
-         CROSS JOIN \"postbox_held\" h ON h.stream = ?1 AND h.id = r.id
-         CROSS JOIN \"postbox_outbox\" o ON o.id = r.id ORDER BY r.id"
+         SELECT h.id, h.attempts, h.state FROM (SELECT id FROM ready ORDER BY id LIMIT ?2) r
+         CROSS JOIN \"postbox_held\" h ON h.stream = ?1 AND h.id = r.id ORDER BY r.id"
     );
+    let event = format!("SELECT {COLUMNS} FROM \"postbox_outbox\" o WHERE o.id = ?1");
+    let mut event = c.prepare(&database.sql(&event))?;
     let mut statement = c.prepare(&database.sql(&sql))?;
     let limit = query.limit.events_max as i64;
     let mut rows = statement.query(params![stream, limit, json(&query.skip), json_keys(&query.open)])?;
     let (mut page, mut rest) = (PageBuilder::default(), Vec::new());
     while let Some(row) = rows.next()? {
-        push(&mut page, row)?;
-        rest.push((row.get::<_, u32>(NEXT)?, row.get_ref(NEXT + 1)?.as_str().unwrap_or_default().parse()?));
+        event.query_row([row.get::<_, i64>(0)?], |o| Ok(push(&mut page, o)))??;
+        rest.push((row.get::<_, u32>(1)?, row.get_ref(2)?.as_str().unwrap_or_default().parse()?));
         if page.bytes() >= query.limit.bytes_max {
             break;
         }

@@ -49,6 +49,7 @@ struct State {
     listening: bool,
     stopped: bool,
     accepted: usize,
+    answered: usize,
     open: Vec<(usize, TcpStream)>,
 }
 
@@ -60,7 +61,8 @@ impl TcpProxy {
     pub fn start(upstream: u16) -> Result<TcpProxy> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port on 127.0.0.1")?;
         let port = listener.local_addr()?.port();
-        let state = State { mode: Mode::Pass, listening: true, stopped: false, accepted: 0, open: Vec::new() };
+        let state =
+            State { mode: Mode::Pass, listening: true, stopped: false, accepted: 0, answered: 0, open: Vec::new() };
         let shared = Arc::new(Shared { upstream, state: Mutex::new(state), changed: Condvar::new() });
         let theirs = shared.clone();
         thread::spawn(move || theirs.listen(listener, port));
@@ -73,6 +75,10 @@ impl TcpProxy {
     /// Connections accepted so far.
     pub fn accepted(&self) -> usize {
         self.shared.lock().accepted
+    }
+    /// Bytes of the server passed on so far.
+    pub fn answered(&self) -> usize {
+        self.shared.lock().answered
     }
 
     /// Changes the mode; when it returns, it holds.
@@ -192,6 +198,7 @@ impl Shared {
         if state.stopped {
             return None;
         }
+        state.answered += if side == Side::Server { n } else { 0 };
         match state.mode {
             Mode::Delay(pause) => {
                 drop(state);

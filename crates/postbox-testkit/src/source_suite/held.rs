@@ -1,10 +1,11 @@
 //! Events in trouble, those behind them, and those that are not due yet.
 
 use super::hand::*;
-use super::{Draft, End, Harness, Outbox, Setup};
-use postbox_engine::{Claimed, DeadPolicy, Settlement, Source, Verdict};
+use super::{Draft, End, Harness, Outbox, Payload, Setup};
+use postbox_engine::{ClaimLimit, Claimed, DeadPolicy, Settlement, Source, Verdict};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
+use tokio::time::timeout;
 
 const PAUSE: Duration = Duration::from_millis(700);
 
@@ -228,5 +229,28 @@ pub async fn a_blocked_key_with_many_waiting_slows_no_other<H: Harness>(harness:
     came.extend(publish_until(&source, &format!("a{MANY}")).await);
     assert_eq!(of_key(&came, "a"), row("a", MANY));
     assert!(came[0].starts_with('b'), "another key goes first: {}", came[0]);
+    nothing_left_but(&outbox, &source, &[]).await;
+}
+
+/// Rule 10. What is held comes in claims of `bytes_max`, one event more at most, and the rest with the claims after.
+pub async fn held_events_come_within_the_bytes_and_in_order<H: Harness>(harness: &H) {
+    const MANY: usize = 90;
+    let outbox = harness.outbox().await;
+    write(&outbox, "a1").await;
+    let source = open(&outbox, ONE).await;
+    settle(&source, &[verdict(&take(&source, 1).await[0], retry(PAUSE, 1))]).await;
+    let sizes = [10, 200_000, 20, 90_000];
+    let large = |n: usize| Draft { payload: Payload::Binary(vec![n as u8; sizes[n % 4]]), ..draft("a0") };
+    outbox.write(&(2..=MANY).map(large).collect::<Vec<_>>(), End::Commit).await;
+    let (limit, mut came) = (ClaimLimit { bytes_max: 100_000, ..LIMIT }, Vec::new());
+    while came.len() < MANY {
+        let taken = timeout(SOON, source.claim(limit)).await.expect("the rest comes").expect("a claim").events;
+        let bytes: usize = taken.iter().map(|c| c.event.bytes()).sum();
+        assert!(bytes < 100_000 + 201_000, "{bytes} bytes in one claim");
+        publish(&source, &taken).await;
+        came.extend(taken.iter().map(|c| c.event.payload().map(|p| p[0])));
+    }
+    let wanted = (1..=MANY).map(|n| Some(if n == 1 { b'1' } else { n as u8 }));
+    assert!(came.iter().copied().eq(wanted), "{came:?}");
     nothing_left_but(&outbox, &source, &[]).await;
 }

@@ -137,6 +137,7 @@ macro_rules! source_suite {
             a_dead_event_holds_its_key_under_block
             a_delayed_event_waits_alone
             a_blocked_key_with_many_waiting_slows_no_other
+            held_events_come_within_the_bytes_and_in_order
             payload_bytes_in_are_bytes_out
             all_fields_arrive_as_written
             long_names_arrive_whole

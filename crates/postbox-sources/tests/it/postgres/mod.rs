@@ -2,6 +2,7 @@
 
 mod adversarial;
 mod faults;
+mod held;
 mod identity;
 mod log;
 mod migration;
