@@ -7,7 +7,7 @@ use crate::relay::Relay;
 use crate::world::{Setup, World, connect};
 use crate::{load, shell};
 use anyhow::{Result, bail};
-use postbox_engine::Rng;
+use postbox_engine::{Rng, repeated_max};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -19,11 +19,10 @@ const WRITERS: u64 = 4;
 const AGGREGATES: u64 = 100;
 /// Of each writer, from one transaction to the next: the relay's CPU is needed too, and a backlog builds up anyway while a lease runs out.
 const PACE: Duration = Duration::from_millis(4);
-/// In a relay's hands at most; what one kill can repeat.
-const EVENTS_MAX: u64 = 2_000;
+/// In a relay's hands at most.
+const EVENTS_MAX: usize = 2_000;
 /// Events of one statement.
 const BURST_MAX: u64 = 3_000;
-const RELAY: &str = "lease = \"2s\"\nevents_max = 2000";
 /// Long enough for a lease to run out and the backlog to drain.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -35,7 +34,8 @@ pub(crate) fn run(kills: u64, seed: u64) -> Result<()> {
 }
 
 async fn run_all(kills: u64, seed: u64) -> Result<()> {
-    let world = World::start(Setup { relay: RELAY, ..Setup::default() })?;
+    let relay = format!("lease = \"2s\"\nevents_max = {EVENTS_MAX}").leak();
+    let world = World::start(Setup { relay, ..Setup::default() })?;
     world.connect().await?.batch_execute(APP).await?;
     eprintln!("seed {seed}");
     let listener = Listener::start(&world.kafka.bootstrap(), |_| {})?;
@@ -60,7 +60,7 @@ async fn run_all(kills: u64, seed: u64) -> Result<()> {
     }
     let audit = listener.finish()?;
     let lost = audit.lost(journal.into_iter());
-    let possible = kills * EVENTS_MAX;
+    let possible = kills * repeated_max(EVENTS_MAX) as u64;
     let Audit { delivered, reordered, duplicated, .. } = audit;
     println!(
         "{{\"kills\":{kills},\"written\":{written},\"delivered\":{delivered},\"lost\":{lost},\"reordered\":{reordered},\"duplicated\":{duplicated}}}"

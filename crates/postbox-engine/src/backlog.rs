@@ -116,7 +116,16 @@ pub struct Backlog<M> {
     judged: BTreeSet<u64>,
     /// Changes of rows that are held already.
     changes: Vec<HeldChange>,
+    /// Of the pages here, and of those that the last changes passed.
+    here: Size,
+    leaving: Size,
+}
+
+/// Events and their bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Size {
     events: usize,
+    bytes: usize,
 }
 
 #[derive(Debug)]
@@ -125,6 +134,7 @@ struct Page<M> {
     entries: Vec<Entry>,
     /// Entries whose fate is not decided.
     undecided: usize,
+    bytes: usize,
     /// Some entry was sent: reading the page again would send it again.
     sent: bool,
     mark: M,
@@ -166,7 +176,8 @@ impl<M: Clone> Backlog<M> {
             next_held: 0,
             judged: BTreeSet::new(),
             changes: Vec::new(),
-            events: 0,
+            here: Size::default(),
+            leaving: Size::default(),
         }
     }
 
@@ -180,7 +191,13 @@ impl<M: Clone> Backlog<M> {
 
     /// Events read and not passed by the cursor.
     pub fn events(&self) -> usize {
-        self.events
+        self.here.events
+    }
+
+    /// Events read and not known to be recorded, and their bytes: those that the last `changes` passed count until the
+    /// next call, since they are being written.
+    pub fn unrecorded(&self) -> (usize, usize) {
+        (self.here.events + self.leaving.events, self.here.bytes + self.leaving.bytes)
     }
 
     /// A page of the log, after all earlier ones.
@@ -189,9 +206,11 @@ impl<M: Clone> Backlog<M> {
         let (first, undecided) = (self.next, events.len());
         let max_id = events.iter().map(Event::id).max().unwrap_or_default();
         self.next += events.len() as u64;
-        self.events += events.len();
+        let bytes = events.iter().map(Event::bytes).sum();
+        self.here.events += undecided;
+        self.here.bytes += bytes;
         let entries = events.into_iter().map(Entry::Unclaimed).collect();
-        self.pages.push_back(Page { first, entries, undecided, sent: false, mark, held: Vec::new(), max_id });
+        self.pages.push_back(Page { first, entries, undecided, bytes, sent: false, mark, held: Vec::new(), max_id });
         for (index, delay) in delays.into_iter().filter(|_| !planted::is(Bug::DelayIgnored)) {
             let ticket = first + u64::from(index);
             let event = self.decide(ticket).expect("it was read just now");
@@ -372,14 +391,19 @@ impl<M: Clone> Backlog<M> {
         }
     }
 
-    /// What is to be written now, if anything: call `settle` or `push` first, then write it, all or none.
+    /// What is to be written now, if anything: call `settle` or `push` first, then write it, all or none. What the call
+    /// before returned is written by now.
     pub fn changes(&mut self) -> Option<Changes<M>> {
         let mut changes = Changes { mark: None, events: 0, max_id: 0, held: std::mem::take(&mut self.changes) };
+        self.leaving = Size::default();
         let decided = |page: &Page<M>| page.undecided == 0 || planted::is(Bug::CursorPassesUndecided);
         while self.pages.front().is_some_and(decided) {
             let page = self.pages.pop_front().expect("it was there just now");
             let passed = page.entries.len();
-            self.events -= passed;
+            self.here.events -= passed;
+            self.here.bytes -= page.bytes;
+            self.leaving.events += passed;
+            self.leaving.bytes += page.bytes;
             changes.events += u32::try_from(passed).expect("a page has fewer than 2^32 events");
             changes.max_id = changes.max_id.max(page.max_id);
             changes.held.extend(page.held);

@@ -24,7 +24,7 @@ mod telemetry;
 pub use backlog::{Backlog, Changes, DeadPolicy, HeldChange, HeldState};
 pub use event::{Event, EventParts, PageBuilder, key_of};
 pub use lanes::{Batch, Lanes, Outcome};
-pub use log::{HeldEvent, HeldPage, HeldQuery, Loaded, Log, LogPage, LogSource};
+pub use log::{HeldEvent, HeldPage, HeldQuery, Loaded, Log, LogPage, LogSource, repeated_max};
 pub use message::{Headers, Message};
 pub use relay::{Relay, RelayOptions, Stopped};
 pub use retry::{Retry, Rng};

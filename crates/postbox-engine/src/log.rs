@@ -3,7 +3,9 @@
 
 use crate::backlog::{Backlog, Changes, DeadPolicy, HeldChange, HeldState};
 use crate::planted::{self, Bug};
-use crate::{Claim, ClaimLimit, Claimed, Event, Settlement, Source, SourceError, SourceErrorKind, Verdict};
+use crate::{
+    Claim, ClaimLimit, Claimed, Event, RelayOptions, Settlement, Source, SourceError, SourceErrorKind, Verdict,
+};
 use std::fmt::Debug;
 use std::future::Future;
 use std::sync::{Mutex, MutexGuard};
@@ -93,6 +95,8 @@ pub struct HeldEvent {
 pub struct LogSource<L: Log> {
     log: L,
     policy: DeadPolicy,
+    /// What its relay has in hand at most.
+    hand: ClaimLimit,
     /// Locked for moments only, never across an await.
     inner: Mutex<Inner<L::Mark>>,
     /// One write at a time.
@@ -116,21 +120,38 @@ struct Inner<M> {
     held_at: Option<Instant>,
 }
 
-/// The cursor cannot pass what is undecided; so many events behind that are read at most.
-const UNSETTLED_MAX: usize = 65_536;
+/// How many events can go out once more after a crash, by what a relay has in hand at most: the promise of SEMANTICS.
+pub const fn repeated_max(events_max: usize) -> usize {
+    REPEATED_HANDS.saturating_mul(events_max)
+}
+
+/// One is of held events. The others are of new ones, where the cursor cannot pass what is undecided: all that is read
+/// behind that may be published and yet unrecorded.
+const REPEATED_HANDS: usize = 4;
+/// With so many unrecorded nothing more is read. A page is one hand at most. In the ordinary case there is one in hand,
+/// and a part of a page published before it.
+const UNRECORDED_HANDS: usize = REPEATED_HANDS - 2;
 
 impl<L: Log> LogSource<L> {
-    /// A source that has read nothing yet; `policy` says what a dead event does to those behind it.
+    /// A source that has read nothing yet, for a relay with the default options (see [`LogSource::for_hand`]); `policy`
+    /// says what a dead event does to those behind it.
     pub fn new(log: L, policy: DeadPolicy) -> LogSource<L> {
         let inner = Mutex::new(Inner { backlog: Backlog::new(policy), held_at: None });
         LogSource {
             log,
             policy,
+            hand: RelayOptions::default().hand(),
             inner,
             writing: tokio::sync::Mutex::new(Writing { changes: None, failed: false }),
             changed: Notify::new(),
         }
     }
+    /// For a relay that has at most this in hand; a page of the log should not be larger. Memory and what a crash can
+    /// repeat are bounded by it: see [`repeated_max`].
+    pub fn for_hand(self, hand: ClaimLimit) -> LogSource<L> {
+        LogSource { hand, ..self }
+    }
+
     /// The log beneath.
     pub fn log(&self) -> &L {
         &self.log
@@ -261,7 +282,10 @@ impl<L: Log> Source for LogSource<L> {
             let (events, full) = {
                 let mut inner = self.inner();
                 let events = inner.backlog.claim(limit);
-                (events, inner.backlog.events() >= UNSETTLED_MAX)
+                let (unrecorded, bytes) = inner.backlog.unrecorded();
+                let full = unrecorded >= UNRECORDED_HANDS.saturating_mul(self.hand.events_max)
+                    || bytes >= UNRECORDED_HANDS.saturating_mul(self.hand.bytes_max);
+                (events, full)
             };
             if !events.is_empty() {
                 return Ok(Claim { events });

@@ -5,7 +5,7 @@ mod tenure;
 
 use crate::planted::{self, Bug};
 use crate::telemetry::Counters;
-use crate::{Retry, Rng, Route, Sink, Source, SourceError, SourceErrorKind};
+use crate::{ClaimLimit, Retry, Rng, Route, Sink, Source, SourceError, SourceErrorKind};
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -44,6 +44,13 @@ impl Default for RelayOptions {
             drain_timeout: Duration::from_secs(10),
             seed: 0,
         }
+    }
+}
+
+impl RelayOptions {
+    /// What is in hand at most.
+    pub fn hand(&self) -> ClaimLimit {
+        ClaimLimit { events_max: self.events_max, bytes_max: self.bytes_max }
     }
 }
 

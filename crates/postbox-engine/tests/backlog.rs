@@ -211,8 +211,11 @@ impl Test {
 
     fn record(&mut self) {
         let Some(changes) = self.backlog.changes() else { return };
+        let unrecorded = self.backlog.unrecorded();
+        assert_eq!(unrecorded.0, self.read - self.passed, "what is being written is not recorded yet");
         self.write(&changes);
         assert_eq!(self.backlog.events(), self.read - self.passed);
+        assert!(self.backlog.unrecorded() <= unrecorded);
     }
 
     fn write(&mut self, changes: &Changes<usize>) {

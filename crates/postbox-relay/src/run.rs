@@ -4,7 +4,7 @@
 use crate::config::{Config, RelaySection, StreamSection};
 use crate::database;
 use crate::failure::{Failure, with_causes};
-use postbox_engine::{Counters, Relay, RelayOptions, Route, Stopped};
+use postbox_engine::{ClaimLimit, Counters, Relay, RelayOptions, Route, Stopped};
 use postbox_sinks::AnySink;
 use postbox_sources::{AnySource, SourceConfig};
 use std::future::Future;
@@ -103,13 +103,11 @@ fn relay(
     name: &str,
     stream: &StreamSection,
 ) -> Result<(Arc<str>, Relay<AnySource, AnySink>), Failure> {
-    let source = postbox_sources::build(&source_config(config, name, stream)).map_err(database::named_wrongly)?;
     let sink = sink(name, stream)?;
     let route = route(name, stream)?;
     let RelaySection { events_max, bytes_max, send_timeout, drain_timeout, .. } = config.relay;
-    let name: Arc<str> = name.into();
     let options = RelayOptions {
-        stream: name.clone(),
+        stream: name.into(),
         events_max,
         bytes_max,
         retry: (&stream.retry).into(),
@@ -117,7 +115,9 @@ fn relay(
         drain_timeout,
         seed: uuid::Uuid::now_v7().as_u64_pair().1, // relays that fail together must not retry together
     };
-    Ok((name, Relay::new(Arc::new(source), Arc::new(sink), route, options)))
+    let source = source_config(config, name, stream, options.hand());
+    let source = postbox_sources::build(&source).map_err(database::named_wrongly)?;
+    Ok((name.into(), Relay::new(Arc::new(source), Arc::new(sink), route, options)))
 }
 
 pub(crate) fn route(name: &str, stream: &StreamSection) -> Result<Route, Failure> {
@@ -129,7 +129,7 @@ pub(crate) fn sink(name: &str, stream: &StreamSection) -> Result<AnySink, Failur
     postbox_sinks::build(&config).map_err(|error| Failure::usage(format!("stream.{name}: {}", with_causes(&error))))
 }
 
-fn source_config(config: &Config, name: &str, stream: &StreamSection) -> SourceConfig {
+fn source_config(config: &Config, name: &str, stream: &StreamSection, hand: ClaimLimit) -> SourceConfig {
     SourceConfig {
         location: database::location(config),
         stream: name.to_owned(),
@@ -137,6 +137,7 @@ fn source_config(config: &Config, name: &str, stream: &StreamSection) -> SourceC
         lease: config.relay.lease,
         retention: config.source.retention,
         policy: stream.dead.into(),
+        hand,
     }
 }
 

@@ -214,7 +214,7 @@ fn start(shared: &Arc<Shared>, instance: u64) -> Incarnation {
         (options, plan.policy, dies_at)
     };
     let process = Arc::new(Process::new(instance, dies_at));
-    let log = LogSource::new(SimLog::new(shared.clone(), process.clone()), policy);
+    let log = LogSource::new(SimLog::new(shared.clone(), process.clone()), policy).for_hand(options.hand());
     let source = Arc::new(Watched::new(log, shared.clone(), process.clone()));
     let sink = Arc::new(SimSink::new(shared.clone(), process.clone()));
     let rule = Rule { aggregate_type: None, event_type: None, topic: "events".into(), envelope: Envelope::Plain };

@@ -4,7 +4,9 @@
 use crate::log::SimLog;
 use crate::process::Process;
 use crate::world::{Shared, World, index};
-use postbox_engine::{Claim, ClaimLimit, DeadPolicy, LogSource, Settlement, Source, SourceError, Verdict};
+use postbox_engine::{
+    Claim, ClaimLimit, DeadPolicy, LogSource, Settlement, Source, SourceError, Verdict, repeated_max,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -59,6 +61,11 @@ impl Hands {
         }
         if self.events.len() > world.plan.events_max {
             world.violated(format!("p{instance} has {} events in hand", self.events.len()));
+        }
+        // Were it to die now, these went out once more.
+        let unrecorded = self.published.iter().filter(|&&i| !world.events[i].published()).count() + self.events.len();
+        if unrecorded > repeated_max(world.plan.events_max) {
+            world.violated(format!("p{instance} has {unrecorded} events in hand or published and not recorded"));
         }
     }
 

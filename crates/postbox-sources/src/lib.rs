@@ -11,7 +11,7 @@ pub mod sqlite;
 
 pub use any::{AnyAdmin, AnySource};
 
-use postbox_engine::{DeadPolicy, LogSource, SourceError, SourceErrorKind};
+use postbox_engine::{ClaimLimit, DeadPolicy, LogSource, SourceError, SourceErrorKind};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -43,6 +43,8 @@ pub struct SourceConfig {
     pub retention: Duration,
     /// What a dead event does to those behind it in its key.
     pub policy: DeadPolicy,
+    /// What the relay has in hand at most.
+    pub hand: ClaimLimit,
 }
 
 /// What a URL names.
@@ -59,7 +61,8 @@ enum Database {
 pub fn build(config: &SourceConfig) -> Result<AnySource, SourceError> {
     match config.location.database()? {
         Database::Memory { events } => {
-            Ok(AnySource::Memory(LogSource::new(memory::MemoryLog::new(events), config.policy)))
+            let source = LogSource::new(memory::MemoryLog::new(events), config.policy);
+            Ok(AnySource::Memory(source.for_hand(config.hand)))
         }
         #[cfg(feature = "postgres")]
         Database::Postgres(url) => {
@@ -73,8 +76,9 @@ pub fn build(config: &SourceConfig) -> Result<AnySource, SourceError> {
                 dead: config.policy,
                 ..postgres::PostgresOptions::new(url)
             };
-            let source = LogSource::new(postgres::PostgresLog::new(options), config.policy);
-            Ok(AnySource::Postgres(Box::new(source)))
+            let page_events_max = options.page_events_max.min(config.hand.events_max);
+            let log = postgres::PostgresLog::new(postgres::PostgresOptions { page_events_max, ..options });
+            Ok(AnySource::Postgres(Box::new(LogSource::new(log, config.policy).for_hand(config.hand))))
         }
         #[cfg(feature = "sqlite")]
         Database::Sqlite(path) => {
@@ -87,7 +91,8 @@ pub fn build(config: &SourceConfig) -> Result<AnySource, SourceError> {
                 retention: Some(config.retention),
                 policy: config.policy,
             };
-            Ok(AnySource::Sqlite(LogSource::new(sqlite::SqliteLog::new(options), config.policy)))
+            let source = LogSource::new(sqlite::SqliteLog::new(options), config.policy);
+            Ok(AnySource::Sqlite(source.for_hand(config.hand)))
         }
         #[allow(unreachable_patterns)] // all are reachable without the features
         database => Err(database.missing()),
