@@ -238,6 +238,14 @@ impl Running {
         assert_eq!(self.wait(), 0, "{}", self.stderr.text());
     }
 
+    /// What it has in memory now.
+    #[cfg(feature = "kafka")]
+    pub(crate) fn resident_bytes(&self) -> usize {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
+    }
+
     #[cfg(feature = "kafka")]
     pub(crate) fn kill(mut self) {
         self.signal("KILL");

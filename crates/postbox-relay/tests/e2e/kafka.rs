@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// A topic name of this test's own.
-fn topic_name() -> String {
+pub(crate) fn topic_name() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     format!("e2e-{}-{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
 }
 
 /// A migrated database, a stream to one topic of a broker, with more keys for [stream.main.kafka] and [stream.main].
-fn to_topic(bootstrap: &str, topic: &str, stream: &str, kafka: &str) -> (Folder, String) {
+pub(crate) fn to_topic(bootstrap: &str, topic: &str, stream: &str, kafka: &str) -> (Folder, String) {
     let (folder, database) = migrated();
     let config = format!(
         "[stream.main]\nsink = \"kafka\"\nroutes = [{{ topic = \"{topic}\" }}]\n{stream}\n\
@@ -39,14 +39,14 @@ fn ready(stream: &str, kafka: &str) -> (Folder, String, String) {
 
 /// One message as it arrived.
 #[derive(Debug)]
-struct Arrived {
+pub(crate) struct Arrived {
     key: String,
     event_id: String,
     payload: String,
 }
 
 /// Reads a topic from its begin.
-struct Reader {
+pub(crate) struct Reader {
     consumer: BaseConsumer,
     topic: String,
     seen: Vec<Arrived>,
@@ -54,7 +54,7 @@ struct Reader {
 }
 
 impl Reader {
-    fn new(bootstrap: &str, topic: &str) -> Reader {
+    pub(crate) fn new(bootstrap: &str, topic: &str) -> Reader {
         let consumer: BaseConsumer =
             ClientConfig::new().set("bootstrap.servers", bootstrap).set("group.id", "none").create().unwrap();
         let mut partitions = TopicPartitionList::new();
@@ -66,7 +66,7 @@ impl Reader {
     }
 
     /// Reads on until what has come is as wanted.
-    fn until(&mut self, wanted: impl Fn(&Reader) -> bool) -> &[Arrived] {
+    pub(crate) fn until(&mut self, wanted: impl Fn(&Reader) -> bool) -> &[Arrived] {
         let deadline = Instant::now() + DEADLINE;
         while !wanted(self) {
             assert!(Instant::now() < deadline, "not seen; {} messages came, of {}", self.seen.len(), self.there());
@@ -85,14 +85,14 @@ impl Reader {
     }
 
     /// How many messages the topic holds.
-    fn there(&self) -> i64 {
+    pub(crate) fn there(&self) -> i64 {
         let end = |partition| self.consumer.fetch_watermarks(&self.topic, partition, DEADLINE).unwrap().1;
         (0..3).map(end).sum()
     }
 
     /// Reads until so many different events have come, and checks that the first arrivals of each key are in order
     /// (payloads are the numbers in commit order). Returns how many came twice.
-    fn until_in_order(&mut self, events: usize) -> usize {
+    pub(crate) fn until_in_order(&mut self, events: usize) -> usize {
         self.until(|reader| reader.distinct.len() >= events);
         let mut last: BTreeMap<&str, u64> = BTreeMap::new();
         let mut first = BTreeSet::new();
@@ -108,7 +108,7 @@ impl Reader {
 }
 
 /// Writes events 1 to n over so many keys, in one transaction; the payload is the number.
-fn write(database: &str, keys: u32, from: u32, to: u32) {
+pub(crate) fn write(database: &str, keys: u32, from: u32, to: u32) {
     let sql = format!(
         "INSERT INTO postbox.outbox (aggregate_type, aggregate_id, event_type, payload) \
          SELECT 'order', 'a' || (n % {keys}), 'order.moved', n::text::json FROM generate_series({from}, {to}) n"
@@ -116,7 +116,7 @@ fn write(database: &str, keys: u32, from: u32, to: u32) {
     execute(database, &sql);
 }
 
-fn main_status(folder: &Folder) -> serde_json::Value {
+pub(crate) fn main_status(folder: &Folder) -> serde_json::Value {
     folder.json(&["status", "--json"])[0].clone()
 }
 

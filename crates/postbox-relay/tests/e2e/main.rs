@@ -8,6 +8,8 @@ mod embedded_default;
 mod harness;
 #[cfg(feature = "kafka")]
 mod kafka;
+#[cfg(feature = "kafka")]
+mod kafka_trouble;
 mod postgres;
 #[cfg(feature = "webhook")]
 mod webhook;

@@ -1,0 +1,170 @@
+//! A relay and a Kafka broker that is away, slow or silent, and events that the broker refuses: nothing is lost, nothing
+//! overtakes in its key, and no attempt is spent on what is no event's fault.
+
+use crate::harness::{Folder, Running, until};
+use crate::kafka::{Reader, main_status, to_topic, topic_name, write};
+use crate::postgres::execute;
+use postbox_testkit::services::{Kafka, KafkaOptions, Mode, Side, TcpProxy};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// A broker behind a proxy. One test has it at a time: what the proxy does, it does to all.
+fn proxied() -> MutexGuard<'static, Kafka> {
+    static BROKER: OnceLock<Mutex<Kafka>> = OnceLock::new();
+    let start = || Mutex::new(Kafka::start_with(&KafkaOptions { proxied: true, ..Default::default() }).unwrap());
+    let broker = BROKER.get_or_init(start).lock().unwrap_or_else(PoisonError::into_inner);
+    broker.proxy().unwrap().set(Mode::Pass);
+    broker
+}
+
+/// A relay at work: one event of key a0 has arrived.
+struct Scene {
+    folder: Folder,
+    database: String,
+    relay: Running,
+    reader: Reader,
+}
+
+impl Scene {
+    fn set(broker: &Kafka, lease: &str, send_timeout: &str) -> Scene {
+        let topic = topic_name();
+        broker.create_topic(&topic, 3, &[]).unwrap();
+        let (folder, database) = to_topic(&broker.bootstrap(), &topic, "", "");
+        let folder = folder.env("POSTBOX__RELAY__LEASE", lease).env("POSTBOX__RELAY__SEND_TIMEOUT", send_timeout);
+        let relay = folder.leading_relay();
+        write(&database, 10, 1, 1);
+        let mut reader = Reader::new(&broker.bootstrap(), &topic);
+        reader.until_in_order(1);
+        let scene = Scene { folder, database, relay, reader };
+        scene.until_settled();
+        scene
+    }
+
+    fn until_settled(&self) {
+        until("all is settled", || main_status(&self.folder)["pending"] == 0);
+    }
+
+    /// So many lines of the relay's log hold this text.
+    fn said(&self, text: &str) -> usize {
+        self.relay.stderr.all().iter().filter(|line| line.contains(text)).count()
+    }
+
+    fn until_said(&self, text: &str, times: usize) {
+        until(text, || self.said(text) >= times);
+    }
+
+    /// All have arrived in order and are settled, and none was ever held.
+    fn end_with(mut self, events: usize) {
+        self.reader.until_in_order(events);
+        self.until_settled();
+        assert_eq!(execute(&self.database, "SELECT count(*) FROM postbox.held")[0][0].as_deref(), Some("0"));
+        assert_eq!(self.said("the lease is ours"), 1);
+        self.relay.stop();
+    }
+}
+
+fn proxy(broker: &Kafka) -> &TcpProxy {
+    broker.proxy().unwrap()
+}
+
+#[test]
+fn case_k1_while_the_broker_is_away_writers_go_on_and_memory_stays_flat() {
+    let broker = proxied();
+    let scene = Scene::set(&broker, "10s", "3s");
+    proxy(&broker).set(Mode::Refuse);
+    write(&scene.database, 100, 2, 20_000);
+    scene.until_said("paused", 1);
+    let before = scene.relay.resident_bytes();
+    for n in 1..5 {
+        write(&scene.database, 100, n * 20_000 + 1, (n + 1) * 20_000);
+    }
+    let so_far = scene.said("paused");
+    scene.until_said("paused", so_far + 2);
+    let grown = scene.relay.resident_bytes().saturating_sub(before);
+    assert!(grown < 8 << 20, "{grown} bytes more in memory for 80,000 events more");
+    let status = main_status(&scene.folder);
+    assert_eq!((&status["pending"], &status["dead"], &status["retry"]), (&99_999.into(), &0.into(), &0.into()));
+    proxy(&broker).set(Mode::Pass);
+    scene.end_with(100_000);
+}
+
+#[test]
+fn case_k2_a_broker_slower_than_the_lease_is_waited_for() {
+    let broker = proxied();
+    let scene = Scene::set(&broker, "3s", "60s");
+    proxy(&broker).set(Mode::Delay(Duration::from_secs(2)));
+    write(&scene.database, 10, 2, 50);
+    scene.until_settled();
+    proxy(&broker).set(Mode::Pass);
+    assert_eq!((scene.said("paused"), scene.reader.there()), (0, 50), "nothing is sent twice");
+    scene.end_with(50);
+}
+
+#[test]
+fn case_k2_a_frozen_broker_pauses_the_stream_and_nothing_overtakes() {
+    let broker = proxied();
+    let scene = Scene::set(&broker, "10s", "3s");
+    proxy(&broker).set(Mode::Silent);
+    write(&scene.database, 10, 2, 2_000);
+    scene.until_said("paused", 1);
+    write(&scene.database, 10, 2_001, 4_000);
+    scene.until_said("paused", 2);
+    proxy(&broker).set(Mode::Pass);
+    scene.end_with(4_000);
+}
+
+#[test]
+fn case_k3_connections_that_end_before_the_acknowledgement() {
+    let broker = proxied();
+    let scene = Scene::set(&broker, "10s", "30s");
+    for n in 1..=10 {
+        let connections = proxy(&broker).accepted();
+        proxy(&broker).set(Mode::CutAfter { bytes: 0, of: Side::Server });
+        write(&scene.database, 10, n * 100 - 98, n * 100 + 1);
+        until("a connection was cut", || proxy(&broker).accepted() > connections);
+    }
+    scene.end_with(1_001);
+}
+
+/// The broker accepts what the relay has given up already.
+#[test]
+fn case_k3_what_is_accepted_after_the_timeout_comes_again_with_the_same_id() {
+    let broker = proxied();
+    let scene = Scene::set(&broker, "10s", "2s");
+    proxy(&broker).set(Mode::Delay(Duration::from_secs(3)));
+    write(&scene.database, 10, 2, 20);
+    scene.until_said("paused", 1);
+    until("the late request is accepted", || scene.reader.there() >= 20);
+    proxy(&broker).set(Mode::Pass);
+    scene.until_settled();
+    assert!(scene.reader.there() > 20, "it was sent again");
+    scene.end_with(20);
+}
+
+#[test]
+fn case_o1_a_poisoned_key_waits_alone_among_a_thousand() {
+    let (topic, missing, broker) = (topic_name(), topic_name(), Kafka::shared());
+    broker.create_topic(&topic, 3, &[]).unwrap();
+    let patient = "retry = { base = \"50ms\", pause_max = \"500ms\", attempts_max = 1000 }";
+    let (folder, database) = to_topic(&broker.bootstrap(), &topic, patient, "");
+    let poison = format!(
+        "INSERT INTO postbox.outbox (aggregate_type, aggregate_id, event_type, payload, destination) \
+         VALUES ('order', 'a0', 'order.moved', '0', '{missing}') RETURNING event_id"
+    );
+    let id = execute(&database, &poison)[0][0].clone().unwrap();
+    write(&database, 1_000, 1, 20_000);
+    let relay = folder.leading_relay();
+    let mut reader = Reader::new(&broker.bootstrap(), &topic);
+    reader.until_in_order(999 * 20);
+    write(&database, 1_000, 20_001, 22_000); // written when the key is known to be in trouble
+    reader.until_in_order(999 * 22);
+    until("the key's events wait", || main_status(&folder)["waiting"] == 22);
+    assert_eq!(main_status(&folder)["retry"], 1);
+    assert_eq!(reader.there(), 999 * 22, "none of the key has gone");
+    broker.create_topic(&missing, 3, &[]).unwrap();
+    reader.until_in_order(22_000);
+    Reader::new(&broker.bootstrap(), &missing).until_in_order(1);
+    until("all is settled", || main_status(&folder)["pending"] == 0);
+    assert_eq!(folder.json(&["trace", &id, "--json"])[0]["state"], "published");
+    relay.stop();
+}
