@@ -125,7 +125,9 @@ impl<S: Source, K: Sink> Relay<S, K> {
             match error.kind {
                 SourceErrorKind::Refused => return Err(error),
                 SourceErrorKind::LeaseLost => tracing::warn!(%stream, "the lease is lost: standing by"),
-                SourceErrorKind::Unavailable => tracing::warn!(%stream, %error, "the source is out"),
+                SourceErrorKind::Unavailable | SourceErrorKind::Disconnected => {
+                    tracing::warn!(%stream, %error, "the source is out")
+                }
             }
             failures = if began.elapsed() > OUTAGE_PAUSE_MAX { 1 } else { failures + 1 };
             let pause = self.options.retry.pause(failures, &mut rng).min(OUTAGE_PAUSE_MAX);

@@ -15,7 +15,7 @@ pub trait Source: Send + Sync + 'static {
     /// Proves the lease again and prolongs it; returns as `acquire` does.
     ///
     /// # Errors
-    /// `LeaseLost` when another relay has it.
+    /// `LeaseLost` when another relay has it; `Unavailable` when another try may succeed.
     fn renew(&self) -> impl Future<Output = Result<Duration, SourceError>> + Send;
 
     /// Waits for ready events and takes them: a prefix of each key's unsettled events. Never empty. Safe to drop: a
@@ -116,8 +116,11 @@ pub struct SourceError {
 pub enum SourceErrorKind {
     /// Another relay owns the shard now. Stop sending, then stand by.
     LeaseLost,
-    /// The database cannot be reached, or the outcome is unknown. Back off and acquire anew.
+    /// The database cannot be reached, or the outcome is unknown. Back off and acquire anew; a renewal is tried again
+    /// first, while the lease lasts.
     Unavailable,
+    /// What the tenure was recorded over is gone, so that no renewal would help it. Back off and acquire anew.
+    Disconnected,
     /// An operator must act (schema missing, rights, wrong cluster). The relay ends with this message.
     Refused,
 }

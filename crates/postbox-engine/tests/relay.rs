@@ -19,6 +19,11 @@ const HOUR: Duration = Duration::from_secs(3600);
 #[derive(Default)]
 struct Told {
     acquires: Mutex<VecDeque<SourceError>>,
+    /// When the lease was taken, and for how long: an hour, if nothing else is said.
+    acquired: Mutex<Vec<Instant>>,
+    lease: Option<Duration>,
+    /// What renewals fail with, before they succeed.
+    renews: Mutex<VecDeque<SourceErrorKind>>,
     /// Another relay has the lease.
     taken: bool,
     events: Mutex<Vec<Claimed>>,
@@ -49,10 +54,15 @@ impl Source for Told {
         if self.taken {
             pending::<()>().await;
         }
-        self.acquires.lock().unwrap().pop_front().map_or(Ok(HOUR), Err)
+        if let Some(error) = self.acquires.lock().unwrap().pop_front() {
+            return Err(error);
+        }
+        self.acquired.lock().unwrap().push(Instant::now());
+        Ok(self.lease.unwrap_or(HOUR))
     }
     async fn renew(&self) -> Result<Duration, SourceError> {
-        Ok(HOUR)
+        let fails = self.renews.lock().unwrap().pop_front();
+        fails.map_or(Ok(self.lease.unwrap_or(HOUR)), |kind| Err(SourceError::new(kind, "not renewed")))
     }
     async fn claim(&self, _: ClaimLimit) -> Result<Claim, SourceError> {
         let events = std::mem::take(&mut *self.events.lock().unwrap());
@@ -260,4 +270,46 @@ async fn case_o6_an_event_without_a_route_is_dead_with_the_reason_and_the_others
         matches!(&verdicts[2], (9, Verdict::Dead { attempts: 0, error }) if error.contains("headers")),
         "{verdicts:?}"
     );
+}
+
+const LEASE: Duration = Duration::from_secs(10);
+
+/// A source with a lease of ten seconds, whose renewals fail so often.
+fn failing(times: usize, kind: SourceErrorKind) -> Told {
+    Told { lease: Some(LEASE), renews: Mutex::new(vec![kind; times].into()), ..Told::with(&["a"]) }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_fails_is_tried_again_and_the_tenure_goes_on() {
+    let relay = Running::start(failing(10, SourceErrorKind::Unavailable), Script::new(&[(25_000, OK)], 1));
+    relay.sink.wait_for(1).await;
+    sleep(Duration::from_secs(30)).await;
+    assert_eq!(relay.source.renews.lock().unwrap().len(), 0);
+    let (source, ended, _) = relay.stop().await;
+    assert_eq!(ended.unwrap(), Stopped::Clean);
+    assert_eq!(source.acquired.lock().unwrap().len(), 1, "a send longer than the lease keeps its tenure");
+    assert_eq!(source.verdicts(), [(0, Verdict::Published)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_no_renewal_succeeds_the_tenure_ends_before_its_lease() {
+    let relay = Running::start(failing(1_000, SourceErrorKind::Unavailable), Script::new(&[(9_500, OK)], 1));
+    relay.sink.wait_for(1).await;
+    sleep(Duration::from_millis(8_900)).await;
+    let tries = 1_000 - relay.source.renews.lock().unwrap().len();
+    assert!((10..40).contains(&tries), "{tries} tries");
+    sleep(Duration::from_secs(6)).await;
+    let acquired = relay.source.acquired.lock().unwrap().clone();
+    assert!(acquired[1] - acquired[0] >= LEASE * 9 / 10, "{acquired:?}");
+    assert_eq!(relay.source.verdicts(), [], "what came back after the tenure's end is not settled");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tenure_that_no_renewal_can_help_ends_at_once() {
+    for kind in [SourceErrorKind::LeaseLost, SourceErrorKind::Disconnected] {
+        let relay = Running::start(failing(1, kind), Script::new(&[], 1));
+        sleep(LEASE).await;
+        let acquired = relay.source.acquired.lock().unwrap().clone();
+        assert!(acquired.len() == 2 && acquired[1] - acquired[0] < LEASE / 2, "{acquired:?}");
+    }
 }

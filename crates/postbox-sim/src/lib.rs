@@ -68,6 +68,8 @@ pub struct Stats {
     pub pauses: u64,
     pub stops: u64,
     pub tenures: u64,
+    /// Renewals that succeeded after one of the same tenure had failed.
+    pub renewed_late: u64,
     pub virtual_seconds: u64,
 }
 
@@ -82,6 +84,7 @@ impl Stats {
         self.pauses += other.pauses;
         self.stops += other.stops;
         self.tenures += other.tenures;
+        self.renewed_late += other.renewed_late;
         self.virtual_seconds += other.virtual_seconds;
     }
 }

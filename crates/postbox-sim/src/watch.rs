@@ -25,6 +25,7 @@ struct Hands {
     events: BTreeSet<usize>,
     published: BTreeSet<usize>,
     dead: BTreeSet<usize>,
+    renewal_failed: bool,
 }
 
 impl Watched {
@@ -111,7 +112,10 @@ impl Source for Watched {
     }
 
     async fn renew(&self) -> Result<Duration, SourceError> {
-        self.inner.renew().await
+        let renewed = self.inner.renew().await;
+        let failed_before = std::mem::replace(&mut self.hands().renewal_failed, renewed.is_err());
+        self.shared.world().stats.renewed_late += u64::from(failed_before && renewed.is_ok());
+        renewed
     }
 
     async fn claim(&self, limit: ClaimLimit) -> Result<Claim, SourceError> {

@@ -5,7 +5,7 @@ use crate::planted::{self, Bug};
 use crate::telemetry::Counters;
 use crate::{
     Batch, Claim, ClaimLimit, Lanes, Message, Outcome, Rng, SendError, SendErrorKind, Settlement, Sink, Source,
-    SourceError, Verdict,
+    SourceError, SourceErrorKind, Verdict,
 };
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use std::future::{Future, pending, poll_fn};
@@ -15,6 +15,9 @@ use std::task::Poll;
 use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
+
+/// After a renewal that failed: several tries fit into the shortest lease.
+const RENEW_PAUSE: Duration = Duration::from_millis(250);
 
 pub(super) enum End {
     Stopped(Stopped),
@@ -242,11 +245,20 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
         tokio::select! {
             biased; // by urgency: the lease, then what frees room, then what fills it
             () = sleep_until(self.send_until), if !planted::is(Bug::LeaseDeadlineIgnored) => {
-                return Err(SourceError::new(crate::SourceErrorKind::Unavailable, "the lease could not be renewed in time"));
+                return Err(SourceError::new(SourceErrorKind::Unavailable, "the lease could not be renewed in time"));
             }
             renewed = ready(&mut self.renewing) => {
                 self.renewing = None;
-                self.proven(Instant::now(), renewed?);
+                match renewed {
+                    Ok(proven) => self.proven(Instant::now(), proven),
+                    // What was proven before still is; `send_until` ends the tenure if no other try succeeds.
+                    Err(error) if error.kind == SourceErrorKind::Unavailable => {
+                        tracing::warn!(stream = %self.relay.options.stream, %error, "the lease was not renewed: trying again");
+                        self.relay.counters.failed(&error);
+                        self.renew_at = Instant::now() + RENEW_PAUSE;
+                    }
+                    Err(error) => return Err(error),
+                }
             }
             () = sleep_until(self.renew_at), if self.renewing.is_none() => {
                 let source = self.relay.source.clone();

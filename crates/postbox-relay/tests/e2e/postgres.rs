@@ -69,6 +69,23 @@ fn case_p3_an_event_that_is_no_utf8_is_dead_with_the_columns_name_and_the_rest_f
 }
 
 #[test]
+fn a_renewal_that_fails_does_not_end_the_tenure() {
+    let (folder, database) = migrated();
+    let relay = folder.leading_relay();
+    let epoch_and_until = || execute(&database, "SELECT epoch, until FROM postbox.lease").remove(0);
+    execute(&database, "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE ''not now''; END'");
+    execute(&database, "CREATE TRIGGER no BEFORE UPDATE ON postbox.lease FOR EACH ROW EXECUTE FUNCTION no()");
+    let before = epoch_and_until();
+    relay.stderr.wait_for("not now");
+    execute(&database, "DROP TRIGGER no ON postbox.lease");
+    until("the lease is renewed", || epoch_and_until()[1] != before[1]);
+    let id = folder.ok(&["publish", "order", "1", "order.placed", "{}"]).stdout;
+    relay.stdout.wait_for(id.trim());
+    assert_eq!(epoch_and_until()[0], before[0], "it is the same tenure");
+    relay.stop();
+}
+
+#[test]
 fn an_unmigrated_database_names_the_command() {
     let (folder, _) = fresh();
     refused(&folder, &["postbox migrate"]);

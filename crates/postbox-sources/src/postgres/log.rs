@@ -259,14 +259,19 @@ impl PostgresLog {
     async fn prolong(&self) -> Result<Duration, SourceError> {
         let (tenure, o) = (self.current()?, &self.options);
         let ttl = o.ttl.as_secs_f64();
-        within(
+        let renewed = within(
             o.ttl,
             "renew the lease",
             tenure.settler.query_opt(&tenure.statements.renew, &[&&*o.stream, &o.shard, &tenure.epoch, &ttl]),
         )
-        .await?
-        .map(|_| o.ttl)
-        .ok_or_else(SourceError::lease_lost)
+        .await;
+        let row = renewed.map_err(|mut error| {
+            if tenure.settler.is_closed() {
+                error.kind = SourceErrorKind::Disconnected;
+            }
+            error
+        })?;
+        row.map(|_| o.ttl).ok_or_else(SourceError::lease_lost)
     }
 
     /// What an operator must mend at the start may be a passing state later: a standby being promoted, a password being

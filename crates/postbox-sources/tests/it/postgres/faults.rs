@@ -9,6 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 on_all_versions! {
     a_killed_connection_ends_the_tenure_and_loses_nothing
+    a_renewal_tells_whether_to_try_again
     case_l5_a_crashed_server_loses_nothing
     case_l5_a_half_open_connection_hangs_nothing
     a_relay_that_takes_no_pages_holds_no_statement_open
@@ -38,6 +39,28 @@ async fn a_killed_connection_ends_the_tenure_and_loses_nothing(version: PgVersio
         acquire(&log).await;
         drain(&log, 5).await;
     }
+}
+
+/// No renewal helps a tenure whose connection is gone; any other failure of one may pass.
+async fn a_renewal_tells_whether_to_try_again(version: PgVersion) {
+    let db = Db::new(version).await;
+    let log = db.log();
+    acquire(&log).await;
+    db.sql("ALTER TABLE postbox.lease RENAME COLUMN until TO later").await;
+    let error = log.renew().await.unwrap_err();
+    assert_eq!(error.kind, SourceErrorKind::Unavailable, "{error}");
+    db.sql("ALTER TABLE postbox.lease RENAME COLUMN later TO until").await;
+    log.renew().await.unwrap();
+    kill(&db, "settler").await;
+    let error = in_time("the connection ends", async {
+        loop {
+            match log.renew().await {
+                Err(error) if error.kind == SourceErrorKind::Disconnected => break error,
+                _ => tokio::task::yield_now().await, // the server's word is on its way
+            }
+        }
+    });
+    assert!(error.await.to_string().contains("renew the lease"));
 }
 
 /// Killed in the middle of a large window, with a transaction open; settles of the last moment may be lost, events not.
