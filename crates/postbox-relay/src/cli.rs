@@ -17,7 +17,7 @@ Exit codes:
   1    it could not be done; the last lines of stderr say why
   2    the command line or the configuration is wrong; nothing was tried
   3    check found something that must be mended; trace found no such event
-  128+ ended by a second signal (130: Ctrl-C, 143: SIGTERM); what was in flight is sent again by the next relay
+  128+ ended by a later second signal (130: Ctrl-C, 143: SIGTERM); what was in flight is sent again by the next relay
 
 Examples:
   postbox relay --demo                 see events flow: a small shop writes orders, the relay prints them

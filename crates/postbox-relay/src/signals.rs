@@ -1,6 +1,12 @@
-//! SIGTERM and Ctrl-C: the first asks the relay to stop, the second ends the process at once.
+//! SIGTERM and Ctrl-C: the first asks the relay to stop, a later second one ends the process at once.
 
+use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::Instant;
+
+/// Signals this close together are one request: `timeout` signals its child and then the child's group, a terminal
+/// signals a wrapper that passes it on. A person who wants it to end now is not that quick.
+const TOGETHER: Duration = Duration::from_secs(1);
 
 /// The two signals, caught from now on.
 pub(crate) struct Signals {
@@ -26,9 +32,14 @@ impl Signals {
     /// Resolves at the first signal. From then on a second one ends the process with 128 + its number.
     pub(crate) async fn stop(mut self) {
         let first = self.next().await;
-        tracing::info!(signal = first, "stopping; a second signal ends at once");
+        let asked = Instant::now();
+        tracing::info!(signal = first, "stopping; a second signal, after a second, ends at once");
         tokio::spawn(async move {
-            let second = self.next().await;
+            let mut second = self.next().await;
+            while asked.elapsed() < TOGETHER {
+                tracing::info!(signal = second, "taken for the same request");
+                second = self.next().await;
+            }
             tracing::warn!(signal = second, "ended at once; what was in flight is sent again by the next relay");
             std::process::exit(128 + second);
         });

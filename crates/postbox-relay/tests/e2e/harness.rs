@@ -42,8 +42,14 @@ impl Folder {
     }
 
     fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_postbox"));
-        command.args(args).current_dir(self.path()).env_clear().envs(self.environment.iter().cloned());
+        self.command_under(&[], args)
+    }
+
+    /// `postbox` with these arguments, run by another program, as in `timeout 1h postbox relay`.
+    fn command_under(&self, program: &[&str], args: &[&str]) -> Command {
+        let words = [program, &[env!("CARGO_BIN_EXE_postbox")], args].concat();
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).current_dir(self.path()).env_clear().envs(self.environment.iter().cloned());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
@@ -71,12 +77,17 @@ impl Folder {
         Running::new(self.command(&args).spawn().unwrap())
     }
 
+    /// Starts `postbox relay` as the child of another program.
+    pub(crate) fn relay_under(&self, program: &[&str]) -> Running {
+        Running::new(self.command_under(program, &["relay"]).spawn().unwrap())
+    }
+
     /// Starts `postbox relay` with a full pipe for stdout that nobody reads.
     pub(crate) fn relay_unread(&self) -> Running {
         Running::unread(self.command(&["relay"]).spawn().unwrap())
     }
 
-    /// Runs a command that may go on for ever (a relay that waits for its database): a second signal ends it.
+    /// Runs a command that may go on for ever (a relay that waits for its database): a signal ends it.
     pub(crate) fn run_at_most(&self, args: &[&str]) -> Ended {
         if args != ["relay"] {
             return self.run(args);
@@ -159,7 +170,8 @@ impl Lines {
     }
 
     pub(crate) fn all(&self) -> Vec<String> {
-        self.0.lines.lock().unwrap().clone()
+        // Also where a wait for more of them has failed: they are the report.
+        self.0.lines.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
     }
 
     pub(crate) fn text(&self) -> String {
@@ -214,8 +226,29 @@ impl Running {
 
     /// Sends a signal by its name: TERM, INT, KILL, STOP, CONT.
     pub(crate) fn signal(&self, name: &str) {
-        let sent = Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status();
+        self.signals(&[name]);
+    }
+
+    /// Sends several at once.
+    pub(crate) fn signals(&self, names: &[&str]) {
+        let script: Vec<String> = names.iter().map(|name| format!("kill -{name} {}", self.child.id())).collect();
+        let sent = Command::new("sh").args(["-c", &script.join(" && ")]).status();
         assert!(sent.unwrap().success());
+    }
+
+    /// Of one that is unread: reads so many lines of its stdout, then kills it; also what was in the pipe.
+    #[cfg(feature = "webhook")]
+    pub(crate) fn read_and_kill(mut self, lines: usize) -> Vec<String> {
+        let mut stdout = BufReader::new(self.child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let mut read: Vec<String> = stdout.by_ref().take(lines).collect();
+        self.signal("KILL");
+        assert_eq!(self.wait(), 128 + 9);
+        read.extend(stdout);
+        read
+    }
+
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
     }
 
     /// Waits for its end; the exit code, or 128 + the signal that killed it.
