@@ -23,6 +23,8 @@ pub trait Log: Send + Sync + 'static {
     fn acquire(&self) -> impl Future<Output = Result<Result<Duration, Duration>, SourceError>> + Send;
     /// See [`Source::renew`].
     fn renew(&self) -> impl Future<Output = Result<Duration, SourceError>> + Send;
+    /// See [`Source::trouble`].
+    fn trouble(&self, _: Option<&str>) {}
     /// See [`Source::release`].
     fn release(&self) -> impl Future<Output = Result<(), SourceError>> + Send;
     /// The keys in trouble, as the held rows tell it; called once after `acquire`.
@@ -267,6 +269,10 @@ impl<L: Log> Source for LogSource<L> {
         let asked = Instant::now();
         let ttl = self.log.renew().await?;
         Ok(ttl.saturating_sub(asked.elapsed()))
+    }
+
+    fn trouble(&self, what: Option<&str>) {
+        self.log.trouble(what);
     }
 
     async fn claim(&self, limit: ClaimLimit) -> Result<Claim, SourceError> {

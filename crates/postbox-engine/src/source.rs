@@ -29,6 +29,10 @@ pub trait Source: Send + Sync + 'static {
     /// `LeaseLost`: nothing was recorded.
     fn settle(&self, settlements: &[Settlement]) -> impl Future<Output = Result<(), SourceError>> + Send;
 
+    /// What keeps this relay from sending, `None` when nothing does: for people who look at the source. The next `renew`
+    /// writes it down.
+    fn trouble(&self, _: Option<&str>) {}
+
     /// Gives the lease back, so that another relay takes over at once. Harmless without a lease.
     fn release(&self) -> impl Future<Output = Result<(), SourceError>> + Send;
 }

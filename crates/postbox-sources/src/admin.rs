@@ -32,6 +32,8 @@ pub struct StreamStatus {
     pub oldest_dead: Option<Duration>,
     /// Since the cursor moved last.
     pub last_settled: Option<Duration>,
+    /// What keeps the relay from sending, as it said when it renewed its lease last; else of the held event that failed last.
+    pub last_error: Option<String>,
 }
 
 /// One thing that `postbox check` looked at.

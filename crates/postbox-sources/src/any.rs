@@ -38,6 +38,9 @@ impl Source for AnySource {
     async fn renew(&self) -> Result<Duration, SourceError> {
         inner!(self, source => source.renew().await)
     }
+    fn trouble(&self, what: Option<&str>) {
+        inner!(self, source => source.trouble(what));
+    }
     async fn claim(&self, limit: ClaimLimit) -> Result<Claim, SourceError> {
         inner!(self, source => source.claim(limit).await)
     }

@@ -51,6 +51,7 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
         relay.counters.leading.store(true, Relaxed);
         Counters::add(&relay.counters.tenures, 1);
         tracing::info!(stream = %relay.options.stream, "the lease is ours");
+        relay.source.trouble(None);
         let now = Instant::now();
         let mut tenure = Tenure {
             lanes: Lanes::new(relay.sink.limits().keeps_key_order),
@@ -218,7 +219,10 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
         self.lanes.complete(&batch, outcomes);
         match outage {
             Some(error) => self.pause(&error),
-            None if answered => self.outages = 0,
+            None if answered && self.outages > 0 => {
+                self.outages = 0;
+                self.relay.source.trouble(None);
+            }
             None => {}
         }
     }
@@ -230,6 +234,7 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
             return;
         }
         self.outages += 1;
+        self.relay.source.trouble(Some(&error.message));
         Counters::add(&self.relay.counters.outages, 1);
         let jittered = self.relay.options.retry.pause(self.outages, self.rng).min(OUTAGE_PAUSE_MAX);
         let pause = jittered.max(error.retry_after.unwrap_or_default());

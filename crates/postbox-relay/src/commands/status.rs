@@ -17,25 +17,42 @@ pub(crate) async fn run(config: &Config, output: OutputArgs) -> Result<(), Failu
         eprintln!("no stream yet: no relay has run on this database; start one with: postbox relay");
         return Ok(());
     }
-    let names =
-        ["STREAM", "RELAY", "LAG", "PENDING", "RETRY", "WAITING", "DELAYED", "DEAD", "OLDEST DEAD", "LAST SETTLED"];
-    print(&table(&names, &status.iter().map(row).collect::<Vec<_>>()))
+    let errors = status.iter().filter_map(|s| Some(format!("{}: last error: {}\n", name(s), s.last_error.as_ref()?)));
+    print(&(table(&NAMES, &status.iter().map(row).collect::<Vec<_>>()) + &errors.collect::<String>()))
+}
+
+const NAMES: [&str; 11] = [
+    "STREAM",
+    "RELAY",
+    "LAG",
+    "PENDING",
+    "RETRY",
+    "WAITING",
+    "DELAYED",
+    "OLDEST HELD",
+    "DEAD",
+    "OLDEST DEAD",
+    "LAST SETTLED",
+];
+
+fn name(status: &StreamStatus) -> String {
+    match status.shard {
+        0 => status.stream.clone(),
+        shard => format!("{}/{shard}", status.stream),
+    }
 }
 
 fn row(status: &StreamStatus) -> Vec<String> {
     let estimate = if status.pending_is_estimate { "about " } else { "" };
-    let mut name = status.stream.clone();
-    if status.shard > 0 {
-        name = format!("{name}/{}", status.shard);
-    }
     vec![
-        name,
+        name(status),
         status.owner.clone().unwrap_or_else(|| "none".into()),
         age(status.oldest_unpublished),
         format!("{estimate}{}", status.pending),
         status.retry.to_string(),
         status.waiting.to_string(),
         status.delayed.to_string(),
+        age(status.oldest_held),
         status.dead.to_string(),
         age(status.oldest_dead),
         age(status.last_settled),
@@ -64,5 +81,6 @@ fn to_json(status: &StreamStatus) -> Value {
         "oldest_held_s": seconds(status.oldest_held),
         "oldest_dead_s": seconds(status.oldest_dead),
         "last_settled_s": seconds(status.last_settled),
+        "last_error": status.last_error,
     })
 }

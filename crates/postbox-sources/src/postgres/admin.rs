@@ -18,11 +18,16 @@ pub async fn status(url: &str, schema: &str) -> Result<Vec<StreamStatus>, Source
     let ages = ["oldest_unpublished", "oldest_held", "oldest_dead", "last_settled"];
     let ages: String = ages.map(|age| format!(", extract(epoch FROM {age})::float8")).concat();
     let sql = format!(
-        "SELECT stream, shard, owner, pending, pending_is_estimate, retry, waiting, delayed, dead{ages} FROM {}.lag ORDER BY 1, 2",
+        "SELECT stream, shard, owner, pending, pending_is_estimate, retry, waiting, delayed, dead{ages}, last_error FROM {}.lag ORDER BY 1, 2",
         quoted(schema)
     );
     let rows = within(STATEMENT_TIMEOUT, "read the status", session.query(&sql, &[])).await?;
-    Ok(rows.iter().map(stream_status).collect())
+    let mut streams: Vec<StreamStatus> = rows.iter().map(stream_status).collect();
+    // The figures rest on the cursor, and no relay runs on one that cannot be trusted.
+    if let Err(error) = examine(&session, schema).await {
+        streams.iter_mut().for_each(|stream| stream.last_error = Some(error.message.clone()));
+    }
+    Ok(streams)
 }
 
 fn stream_status(row: &Row) -> StreamStatus {
@@ -42,6 +47,7 @@ fn stream_status(row: &Row) -> StreamStatus {
         oldest_held: age(10),
         oldest_dead: age(11),
         last_settled: age(12),
+        last_error: row.get(13),
     }
 }
 

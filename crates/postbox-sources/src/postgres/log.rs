@@ -42,6 +42,8 @@ pub struct PostgresLog {
     tenure: Mutex<Option<Arc<Tenure>>>,
     /// The settling connection while no lease is ours.
     standby: Mutex<Option<Box<(Session, Identity)>>>,
+    /// See `Source::trouble`.
+    trouble: Mutex<Option<String>>,
     /// A connection was made once: what refuses the next one is an outage, or a change that may be taken back.
     worked: AtomicBool,
 }
@@ -90,6 +92,7 @@ impl PostgresLog {
             owner,
             tenure: Mutex::default(),
             standby: Mutex::default(),
+            trouble: Mutex::default(),
             worked: AtomicBool::new(false),
         }
     }
@@ -259,10 +262,11 @@ impl PostgresLog {
     async fn prolong(&self) -> Result<Duration, SourceError> {
         let (tenure, o) = (self.current()?, &self.options);
         let ttl = o.ttl.as_secs_f64();
+        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let renewed = within(
             o.ttl,
             "renew the lease",
-            tenure.settler.query_opt(&tenure.statements.renew, &[&&*o.stream, &o.shard, &tenure.epoch, &ttl]),
+            tenure.settler.query_opt(&tenure.statements.renew, &[&&*o.stream, &o.shard, &tenure.epoch, &ttl, &trouble]),
         )
         .await;
         let row = renewed.map_err(|mut error| {
@@ -297,6 +301,10 @@ impl Log for PostgresLog {
 
     async fn renew(&self) -> Result<Duration, SourceError> {
         self.judged(self.prolong().await)
+    }
+
+    fn trouble(&self, what: Option<&str>) {
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = what.map(Into::into);
     }
 
     async fn release(&self) -> Result<(), SourceError> {

@@ -131,7 +131,7 @@ impl SettleSql {
                 "SELECT greatest(0, extract(epoch FROM until - clock_timestamp()))::float8 FROM {schema}.lease WHERE stream = $1 AND shard = $2"
             ),
             renew: format!(
-                "UPDATE {schema}.lease SET until = clock_timestamp() + make_interval(secs => $4) \
+                "UPDATE {schema}.lease SET until = clock_timestamp() + make_interval(secs => $4), error = $5 \
                  WHERE stream = $1 AND shard = $2 AND epoch = $3 AND until > clock_timestamp() RETURNING epoch"
             ),
             release: format!(

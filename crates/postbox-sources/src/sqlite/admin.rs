@@ -16,7 +16,7 @@ const EXACT_MAX: i64 = 10_000;
 pub async fn status(path: &Path, schema: &str) -> Result<Vec<StreamStatus>, SourceError> {
     ask(path, schema, "read the status", |database, c| {
         let sql = "SELECT stream, owner, oldest_unpublished, pending, retry, waiting, delayed, dead, oldest_held, oldest_dead,
-            last_settled FROM \"postbox_lag\" ORDER BY stream";
+            last_settled, last_error FROM \"postbox_lag\" ORDER BY stream";
         let mut statement = c.prepare(&database.sql(sql))?;
         let streams = statement.query_map([], stream_status)?.collect::<rusqlite::Result<Vec<_>>>()?;
         let count = |stream| count_pending(database, c, stream);
@@ -140,6 +140,7 @@ fn stream_status(r: &Row<'_>) -> rusqlite::Result<StreamStatus> {
         oldest_held: age(8)?,
         oldest_dead: age(9)?,
         last_settled: age(10)?,
+        last_error: r.get(11)?,
     })
 }
 

@@ -18,7 +18,7 @@ pub use schema::{VERSION, migrate, script, version};
 
 use postbox_engine::{Changes, ClaimLimit, DeadPolicy, HeldPage, HeldQuery, Loaded, Log, LogPage, SourceError};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Mutex, oneshot};
 use worker::{Page, Request, Worker};
@@ -62,6 +62,8 @@ pub struct SqliteLog {
     requests: std::sync::mpsc::Sender<Request>,
     /// The answer to a read whose future was dropped; the next read takes it.
     reading: Mutex<Option<oneshot::Receiver<Page>>>,
+    /// See `Source::trouble`.
+    trouble: std::sync::Mutex<Option<String>>,
     options: Arc<Options>,
 }
 
@@ -75,7 +77,7 @@ impl SqliteLog {
             .name("postbox-sqlite".into())
             .spawn(move || worker.run(&inbox))
             .expect("the system has a thread left");
-        SqliteLog { requests, reading: Mutex::new(None), options }
+        SqliteLog { requests, reading: Mutex::new(None), trouble: std::sync::Mutex::default(), options }
     }
 
     /// Runs on the worker's thread, also when the future is dropped.
@@ -102,7 +104,11 @@ impl Log for SqliteLog {
         self.call(Worker::acquire).await
     }
     async fn renew(&self) -> Result<Duration, SourceError> {
-        self.call(|worker| worker.tenure()?.renew()).await
+        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.call(move |worker| worker.tenure()?.renew(trouble.as_deref())).await
+    }
+    fn trouble(&self, what: Option<&str>) {
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = what.map(Into::into);
     }
     async fn release(&self) -> Result<(), SourceError> {
         self.call(Worker::release).await

@@ -72,13 +72,15 @@ impl Tenure {
         self.lease.epoch
     }
 
-    pub(super) fn renew(&mut self) -> Result<Duration, SourceError> {
+    pub(super) fn renew(&mut self, trouble: Option<&str>) -> Result<Duration, SourceError> {
         self.database.check_file()?;
         let renewed = self.database.transact("renew the lease", Immediate, |c| {
             self.fence(c)?;
             let now = clock(&self.database, c)?;
             let lease = Lease { until: Some(now + self.options.lease.as_millis() as i64), ..self.lease.clone() };
             write_lease(&self.database, c, &self.options.stream, &lease)?;
+            let sql = "UPDATE \"postbox_lease\" SET error = ?2 WHERE stream = ?1 AND error IS NOT ?2";
+            c.prepare(&self.database.sql(sql))?.execute(params![self.options.stream, trouble])?;
             Ok(lease)
         })?;
         self.lease = renewed;

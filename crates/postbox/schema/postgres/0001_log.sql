@@ -15,7 +15,8 @@ RETURN 604800;
 -- Which of the six bins a new event goes to: generation * 6 + period % 6. A period is a quarter of the retention: four
 -- are kept, one is written, one is emptied. No event is lost when its length changes, whatever the new one and whoever
 -- writes meanwhile: whether a bin may go is told by the transaction ids in it. It stands here as a number, since each
--- function called would add a tenth to the planning of an INSERT. The generation goes up by `postbox rebase` alone.
+-- function called would add a tenth to the planning of an INSERT. The generation is that of the cluster: 0 in the
+-- first.
 CREATE FUNCTION {schema}.bin() RETURNS smallint LANGUAGE sql STABLE PARALLEL SAFE
 RETURN (0 * 6 + date_part('epoch', now())::bigint / 151200 % 6)::smallint;
 
@@ -115,6 +116,7 @@ CREATE TABLE {schema}.lease (
   owner  text,
   epoch  bigint      NOT NULL DEFAULT 0,
   until  timestamptz,
+  error  text,                  -- what kept its holder from sending, when it looked last
   PRIMARY KEY (stream, shard)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500);
 
@@ -251,7 +253,8 @@ SELECT l.stream, l.shard,
     SELECT (o.id - CASE WHEN c.until IS NULL THEN coalesce(c.max_id, 0) ELSE c.last_id END) / l.shards FROM {schema}.outbox o ORDER BY o.id DESC LIMIT 1)) END AS pending,
   NOT p.all_seen AS pending_is_estimate,
   h.retry, h.waiting, h.delayed, h.dead, h.replay, h.oldest_held, h.oldest_dead,
-  clock_timestamp() - c.at AS last_settled
+  clock_timestamp() - c.at AS last_settled,
+  coalesce(l.error, h.error) AS last_error      -- of the stream as a whole, or of the event that failed last
 FROM {schema}.lease l
 LEFT JOIN LATERAL (SELECT * FROM {schema}.cursor c WHERE c.stream = l.stream AND c.shard = l.shard ORDER BY c.seq DESC LIMIT 1) c ON true
 CROSS JOIN LATERAL {schema}.pending(coalesce(c.since, '1:1:'), c.until, coalesce(c.last_id, 0), coalesce(c.generation, 0), l.shard, l.shards) p
@@ -259,7 +262,8 @@ CROSS JOIN LATERAL (
   SELECT count(*) FILTER (WHERE state = 'retry') AS retry, count(*) FILTER (WHERE state = 'waiting') AS waiting,
     count(*) FILTER (WHERE state = 'delayed') AS delayed, count(*) FILTER (WHERE state = 'dead') AS dead, count(*) FILTER (WHERE state = 'replay') AS replay,
     clock_timestamp() - min(event_created_at) FILTER (WHERE state IN ('retry', 'waiting')) AS oldest_held,
-    clock_timestamp() - min(event_created_at) FILTER (WHERE state = 'dead') AS oldest_dead
+    clock_timestamp() - min(event_created_at) FILTER (WHERE state = 'dead') AS oldest_dead,
+    (array_agg(error ORDER BY changed_at DESC) FILTER (WHERE error IS NOT NULL))[1] AS error
   FROM {schema}.held h WHERE h.stream = l.stream AND h.shard = l.shard AND h.state <> 'done') h;
 
 -- What became of an event: one row per stream, one without a stream while no relay has ever run, none when the log does

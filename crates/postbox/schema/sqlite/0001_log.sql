@@ -49,7 +49,8 @@ CREATE TABLE "postbox_lease" (
   stream TEXT    NOT NULL PRIMARY KEY,
   epoch  INTEGER NOT NULL,
   owner  TEXT,                                              -- null: given back
-  until  INTEGER
+  until  INTEGER,
+  error  TEXT                                               -- what kept its holder from sending, when it looked last
 ) STRICT, WITHOUT ROWID;
 
 -- Events that the cursor has passed and that were not published then.
@@ -82,7 +83,7 @@ END;
 CREATE VIEW "postbox_lag" AS
 WITH clock AS (SELECT CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) AS now),
 passed AS (
-  SELECT l.stream, CASE WHEN l.until > now THEN l.owner END AS owner, now,
+  SELECT l.stream, l.error, CASE WHEN l.until > now THEN l.owner END AS owner, now,
     coalesce((SELECT max(c.last_id) FROM "postbox_cursor" c WHERE c.stream = l.stream), 0) AS last_id
   FROM "postbox_lease" l, clock)
 SELECT stream, owner,
@@ -96,7 +97,9 @@ SELECT stream, owner,
     (SELECT min(+h.id) FROM "postbox_held" h WHERE h.stream = p.stream AND h.state IN ('retry', 'waiting')))) / 1000.0 AS oldest_held,
   (now - (SELECT o.created_at FROM "postbox_outbox" o WHERE o.id =
     (SELECT min(+h.id) FROM "postbox_held" h WHERE h.stream = p.stream AND h.state = 'dead'))) / 1000.0 AS oldest_dead,
-  (now - (SELECT c.at FROM "postbox_cursor" c WHERE c.stream = p.stream AND c.last_id = p.last_id)) / 1000.0 AS last_settled
+  (now - (SELECT c.at FROM "postbox_cursor" c WHERE c.stream = p.stream AND c.last_id = p.last_id)) / 1000.0 AS last_settled,
+  coalesce(p.error, (SELECT h.error FROM "postbox_held" h WHERE h.stream = p.stream AND h.state <> 'done' AND h.error IS NOT NULL
+    ORDER BY h.at DESC LIMIT 1)) AS last_error              -- of the stream as a whole, or of the event that failed last
 FROM passed p;
 
 -- SELECT * FROM postbox_trace WHERE event_id = '...': what became of an event, per stream.
