@@ -1,8 +1,10 @@
 //! What the tests of postbox stand on: real servers that end with the test (`services`), the rules that every
-//! source and every sink must pass (`source_suite`, `sink_suite`), and wrappers that fail on command (`faulty`).
+//! source and every sink must pass (`source_suite`, `sink_suite`), wrappers that fail on command (`faulty`), and writers
+//! that leave nothing out (`adversary`).
 
 #![allow(missing_docs, reason = "for our own tests alone: what needs words has them")]
 
+pub mod adversary;
 pub mod faulty;
 pub mod services;
 pub mod sink_suite;
