@@ -29,7 +29,7 @@ impl Place {
             Code::MessageSizeTooLarge | Code::MessageBatchTooLarge if alone => {
                 let text = format!(
                     "topic {topic} refused the message as too large; raise its max.message.bytes (kafka-configs \
-                     --bootstrap-server {} --alter --topic {topic} --add-config max.message.bytes=N) and retry the event",
+                     --bootstrap-server {} --alter --topic {topic} --add-config max.message.bytes=N) and send the event again as docs/guide/mending.md says",
                     self.brokers
                 );
                 (say(Rejected, text), Also::Nothing)

@@ -1,6 +1,6 @@
 //! Whether the cursor may be trusted. It counts transactions of one cluster, in one database; on a restored dump, a copy
 //! or a server that lost its tail it would skip events or send them again. Looked at on each connection that settles,
-//! before any lease is taken. It never mends anything: that is `postbox rebase`.
+//! before any lease is taken. It never mends anything: an operator does, by the SQL of docs/guide/mending.md.
 
 use crate::postgres::connect::Session;
 use crate::postgres::error::{STATEMENT_TIMEOUT, refused, within};
@@ -14,7 +14,7 @@ pub(crate) struct Identity {
     /// The cluster's; zero where the server refuses to tell.
     pub(crate) system_id: i64,
     pub(crate) database: u32,
-    /// Raised by `postbox rebase` alone.
+    /// Of the bins; raised when the outbox goes on in another cluster.
     pub(crate) generation: i16,
 }
 
@@ -58,7 +58,7 @@ async fn system_id(session: &Session) -> Result<i64, SourceError> {
 }
 
 /// What mends it, in the words of every refusal here.
-const MEND: &str = "Stop all relays: nothing is lost while they stand still. `postbox rebase` mends it, which this version does not have yet";
+const MEND: &str = "Nothing is lost while relays stand still. Stop them all, then run the SQL under \"After a restore or a copy\" in docs/guide/mending.md";
 
 fn mistrust(stored: &Stored, system_id: i64, database: u32, datname: &str) -> Option<String> {
     if stored.system_id != system_id && stored.system_id != 0 && system_id != 0 {
@@ -124,7 +124,7 @@ mod tests {
             [(stored(8, 5, false), "cluster 8"), (stored(7, 6, false), "copy"), (stored(7, 5, true), "ahead")]
         {
             let why = mistrust(&row, 7, 5, "shop").unwrap();
-            assert!(why.contains(word) && why.contains("postbox rebase"), "{why}");
+            assert!(why.contains(word) && why.contains("docs/guide/mending.md"), "{why}");
         }
     }
 }

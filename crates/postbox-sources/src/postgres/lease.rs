@@ -16,8 +16,8 @@ pub(crate) async fn enrol(session: &Session, sql: &SettleSql, options: &Postgres
     match row.get::<_, Option<i16>>(0) {
         Some(shards) if shards == options.shards && options.shard < shards => Ok(()),
         Some(shards) => Err(refused(format!(
-            "stream {stream} has {shards} shards, and this relay was started as shard {} of {}: two counts would send events twice. \
-             Start every relay of the stream with {shards} shards, counted from 0",
+            "stream {stream} is divided into {shards} shards, and this relay was started as shard {} of {}: two counts would send events twice. \
+             Serve it by the program that divided it (PostgresOptions {{ shards: {shards}, .. }}), and give this relay a stream of another name",
             options.shard, options.shards
         ))),
         None => Err(unavailable("the stream's lease rows are gone")),

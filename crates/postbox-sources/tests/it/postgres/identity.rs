@@ -2,7 +2,7 @@
 
 use super::{Db, acquire, client, drain, in_time, on_all_versions};
 use postbox_engine::{Log, SourceErrorKind};
-use postbox_sources::postgres::{PostgresLog, PostgresOptions};
+use postbox_sources::postgres::{PostgresLog, PostgresOptions, admin};
 use postbox_testkit::services::{PgVersion, Postgres};
 use std::process::Command;
 
@@ -25,15 +25,51 @@ async fn refused(url: &str, words: &[&str]) {
     }
 }
 
-/// A database in which ten events were published.
+/// What the refusals name, and the SQL that is there.
+const GUIDE: &str = "docs/guide/mending.md";
+const MENDING: &str = include_str!("../../../../../docs/guide/mending.md");
+
+async fn mend(url: &str) {
+    let section = MENDING.split("## After a restore or a copy").nth(1).unwrap();
+    let sql = section.split("```sql").nth(1).unwrap().split("```").next().unwrap();
+    client(url).await.batch_execute(sql).await.unwrap_or_else(|e| panic!("{e:?}"));
+}
+
+/// A database in which ten events were published and five are waiting, one of these from a transaction that was running
+/// when the cursor moved last.
 async fn used(version: PgVersion) -> Db {
     let db = Db::new(version).await;
+    let late = client(&db.url).await;
+    late.batch_execute(
+        "BEGIN; INSERT INTO postbox.outbox (aggregate_type, aggregate_id, event_type) VALUES ('a', '1', 'waiting')",
+    )
+    .await
+    .unwrap();
     db.insert(10, 3).await;
     let log = db.log();
     acquire(&log).await;
     drain(&log, 10).await;
     log.release().await.unwrap();
+    late.batch_execute("COMMIT").await.unwrap();
+    db.sql("UPDATE postbox.outbox SET event_type = 'passed' WHERE event_type = 'placed'").await;
+    db.insert(4, 3).await;
     db
+}
+
+/// After mending: exactly what was waiting is sent, in order, then what is written now, also by who began before.
+async fn goes_on(url: &str) {
+    let db = client(url).await;
+    let waiting = "SELECT array_agg(id ORDER BY id) FROM postbox.outbox WHERE event_type <> 'passed'";
+    let waiting: Vec<i64> = db.query_one(waiting, &[]).await.unwrap().get(0);
+    assert!(waiting.len() >= 5);
+    let log = PostgresLog::new(PostgresOptions::new(url));
+    acquire(&log).await;
+    assert_eq!(drain(&log, waiting.len()).await, waiting);
+    let sql =
+        "INSERT INTO postbox.outbox (aggregate_type, aggregate_id, event_type) VALUES ('a', '1', 't') RETURNING id";
+    let id: i64 = db.query_one(sql, &[]).await.unwrap().get(0);
+    assert_eq!(drain(&log, 1).await, [id], "and none twice");
+    log.release().await.unwrap();
 }
 
 fn database(url: &str) -> &str {
@@ -52,7 +88,9 @@ async fn case_r5_a_copy_of_the_database_is_refused(version: PgVersion) {
         }
     })
     .await;
-    refused(&server.url(&copy), &["copy", "postbox rebase"]).await;
+    refused(&server.url(&copy), &["copy", GUIDE]).await;
+    mend(&server.url(&copy)).await;
+    goes_on(&server.url(&copy)).await;
 }
 
 async fn case_r5_a_standby_is_refused_until_it_is_promoted(version: PgVersion) {
@@ -73,23 +111,37 @@ async fn case_r5_a_standby_is_refused_until_it_is_promoted(version: PgVersion) {
 async fn case_r5_a_lost_tail_is_refused(version: PgVersion) {
     let db = used(version).await;
     db.sql(
-        "UPDATE postbox.cursor SET since = '900000000:900000000:' WHERE seq = (SELECT max(seq) FROM postbox.cursor)",
+        r"UPDATE postbox.cursor SET since = regexp_replace(since::text, ':\d+:', ':900000000:')::pg_snapshot WHERE seq = (SELECT max(seq) FROM postbox.cursor)",
     )
     .await;
-    refused(&db.url, &["ahead", "postbox rebase"]).await;
+    refused(&db.url, &["ahead", GUIDE]).await;
+    mend(&db.url).await;
+    goes_on(&db.url).await;
 }
 
 async fn case_r5_rows_of_another_cluster_are_refused(version: PgVersion) {
     let db = used(version).await;
     db.sql("INSERT INTO postbox.outbox (txid, aggregate_type, aggregate_id, event_type) VALUES ('900000000', 'a', '1', 't')").await;
-    refused(&db.url, &["900000000", "postbox rebase"]).await;
+    refused(&db.url, &["900000000", GUIDE]).await;
+    mend(&db.url).await;
+    goes_on(&db.url).await;
 }
 
-/// From the oldest version into the newest, as a dump and restore does.
+/// From the oldest version into the newest, as a dump and restore does; where transaction ids are small, so that the
+/// cursor seems to have passed what is written now.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn case_r5_a_restored_dump_is_refused() {
+async fn case_r5_r9_a_restored_dump_is_refused_and_mended_under_writers() {
     let db = used(PgVersion::V15).await;
-    let target = Postgres::shared(PgVersion::V18).create_database();
+    let ids = "DO $$ BEGIN FOR i IN 1..5000 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$";
+    db.sql(ids).await;
+    let log = db.log();
+    acquire(&log).await; // the cursor moves to the greater ids, and past the waiting events
+    drain(&log, 5).await;
+    log.release().await.unwrap();
+    db.sql("UPDATE postbox.outbox SET event_type = 'passed'").await;
+    db.insert(5, 3).await;
+    let young = Postgres::start(PgVersion::V18).unwrap();
+    let target = young.create_database();
     let script = format!(
         "/usr/lib/postgresql/15/bin/pg_dump '{}' | /usr/lib/postgresql/15/bin/psql -q -o /dev/null '{target}'",
         db.url
@@ -98,7 +150,29 @@ async fn case_r5_a_restored_dump_is_refused() {
     assert!(restored.success());
     let copied = client(&target).await.query_one("SELECT count(*) FROM postbox.cursor", &[]).await.unwrap();
     assert!(copied.get::<_, i64>(0) > 0, "the dump holds the cursor");
-    refused(&target, &["cluster", "dump", "postbox rebase"]).await;
+    refused(&target, &["cluster", "dump", GUIDE]).await;
+
+    let writer = client(&target).await;
+    let behind = "SELECT pg_snapshot_xmax(since) > pg_current_xact_id() FROM postbox.cursor ORDER BY seq DESC LIMIT 1";
+    assert!(writer.query_one(behind, &[]).await.unwrap().get::<_, bool>(0), "ids are small here");
+    let insert = "INSERT INTO postbox.outbox (aggregate_type, aggregate_id, event_type) VALUES ('a', '1', 'new')";
+    writer.batch_execute(&format!("SET statement_timeout = '5s'; {insert}")).await.unwrap();
+    // The alarm rings, where people look.
+    let status = admin::status(&target, "postbox").await.unwrap();
+    assert!(status[0].last_error.as_ref().is_some_and(|e| e.contains(GUIDE)), "{status:?}");
+    assert!(admin::check(&target, "postbox").await.iter().any(|f| !f.ok && f.what.contains(GUIDE)));
+    assert_eq!(writer.query_one("SELECT count(*) FROM postbox.outbox", &[]).await.unwrap().get::<_, i64>(0), 21);
+
+    // A transaction that began before the mending and writes after it is found, too.
+    let older = client(&target).await;
+    older.batch_execute("BEGIN; SELECT pg_current_xact_id()").await.unwrap();
+    writer.batch_execute("SELECT pg_current_xact_id()").await.unwrap();
+    mend(&target).await;
+    older.batch_execute(&format!("{insert}; COMMIT")).await.unwrap();
+    goes_on(&target).await;
+    let left =
+        "SELECT count(*) FROM postbox.outbox o, LATERAL postbox.trace(o.event_id) t WHERE t.state <> 'published'";
+    assert_eq!(writer.query_one(left, &[]).await.unwrap().get::<_, i64>(0), 0);
 }
 
 async fn ids_must_be_drawn_one_by_one(version: PgVersion) {
@@ -118,5 +192,5 @@ async fn case_l6_another_number_of_shards_is_refused(version: PgVersion) {
     (options.shards, options.shard) = (2, 1);
     let error = PostgresLog::new(options).acquire().await.unwrap_err();
     assert_eq!(error.kind, SourceErrorKind::Refused);
-    assert!(error.message.contains("has 1 shards"), "{error}");
+    assert!(error.message.contains("divided into 1 shards"), "{error}");
 }
