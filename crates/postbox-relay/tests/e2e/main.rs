@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // it is a test's report
 
+mod adversarial;
 mod command_line;
 mod costs;
 mod embedded_default;
@@ -10,6 +11,9 @@ mod harness;
 mod kafka;
 #[cfg(feature = "kafka")]
 mod kafka_trouble;
+mod mending;
 mod postgres;
+#[cfg(feature = "webhook")]
+mod troubles;
 #[cfg(feature = "webhook")]
 mod webhook;

@@ -8,6 +8,32 @@ fn event(event_type: &str) -> Event {
     Event::new("order", "42", event_type)
 }
 
+/// Whether `postbox::Transaction` is implemented, which the compiler decides: the bound picks one of two constants.
+macro_rules! is_transaction {
+    ($type:ty) => {{
+        struct Asked<T>(std::marker::PhantomData<T>);
+        trait No {
+            const IS: bool = false;
+        }
+        impl<T> No for Asked<T> {}
+        #[allow(dead_code)]
+        impl<T: postbox::Transaction> Asked<T> {
+            const IS: bool = true;
+        }
+        <Asked<$type>>::IS
+    }};
+}
+
+#[test]
+fn case_w2_a_transaction_is_taken_and_no_pool_connection_or_url() {
+    assert!(is_transaction!(&mut sqlx::Transaction<'_, sqlx::Postgres>));
+    assert!(is_transaction!(&tokio_postgres::Transaction<'_>));
+    assert!(!is_transaction!(&sqlx::PgPool) && !is_transaction!(sqlx::PgPool));
+    assert!(!is_transaction!(&mut sqlx::PgConnection));
+    assert!(!is_transaction!(&tokio_postgres::Client) && !is_transaction!(&mut tokio_postgres::Client));
+    assert!(!is_transaction!(&str) && !is_transaction!(String));
+}
+
 #[tokio::test]
 async fn case_w1_committed_is_there_and_rolled_back_is_not() {
     for version in PgVersion::ALL {

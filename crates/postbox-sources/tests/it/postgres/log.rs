@@ -7,12 +7,87 @@ use postbox_testkit::services::PgVersion;
 use std::time::Duration;
 
 on_all_versions! {
+    case_r1_the_lower_id_commits_last
+    case_r2_an_open_transaction_delays_only_its_own_events
+    case_r3_gaps_of_rolled_back_ids_are_not_waited_for
+    case_r4_an_older_transaction_that_writes_later_comes_later
     events_are_read_in_order_and_as_they_were_written
     a_large_window_is_paged_and_resumed
     an_old_lease_changes_nothing
     a_settle_is_all_or_none
     held_events_come_when_they_are_due
     case_d5_four_connections_and_settling_waits_behind_no_claim
+}
+
+const INSERT: &str = "INSERT INTO postbox.outbox (aggregate_type, aggregate_id, event_type) VALUES ('order', '1', ";
+
+/// The types of the next `n` events, in the order in which they are read.
+async fn next_types(log: &PostgresLog, n: usize) -> Vec<String> {
+    let mut types = Vec::new();
+    in_time(&format!("{n} events are read"), async {
+        while types.len() < n {
+            let page = log.read(LIMIT).await.unwrap();
+            log.record(&published(&page)).await.unwrap();
+            types.extend(page.events.iter().map(|e| e.event_type().to_owned()));
+        }
+    })
+    .await;
+    types
+}
+
+async fn case_r1_the_lower_id_commits_last(version: PgVersion) {
+    let db = Db::new(version).await;
+    let log = db.log();
+    acquire(&log).await;
+    let late = client(&db.url).await;
+    late.batch_execute(&format!("BEGIN; {INSERT} 'lower')")).await.unwrap();
+    db.sql(&format!("{INSERT} 'higher')")).await;
+    assert_eq!(next_types(&log, 1).await, ["higher"]);
+    late.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(next_types(&log, 1).await, ["lower"]);
+}
+
+async fn case_r2_an_open_transaction_delays_only_its_own_events(version: PgVersion) {
+    let db = Db::new(version).await;
+    let log = db.log();
+    acquire(&log).await;
+    let open = client(&db.url).await;
+    open.batch_execute(&format!("BEGIN; {INSERT} 'own')")).await.unwrap();
+    for n in 0..50 {
+        db.sql(&format!("{INSERT} 'other {n}')")).await; // a snapshot of its own each, all with the open one in it
+        assert_eq!(next_types(&log, 1).await, [format!("other {n}")]);
+    }
+    open.batch_execute(&format!("{INSERT} 'own, too'); COMMIT")).await.unwrap();
+    assert_eq!(next_types(&log, 2).await, ["own", "own, too"]);
+}
+
+async fn case_r3_gaps_of_rolled_back_ids_are_not_waited_for(version: PgVersion) {
+    let db = Db::new(version).await;
+    let log = db.log();
+    acquire(&log).await;
+    for n in 0..3 {
+        db.sql("BEGIN").await;
+        db.insert(1_000, 3).await;
+        db.sql("ROLLBACK").await;
+        db.sql(&format!("{INSERT} 'after {n}')")).await;
+        assert_eq!(next_types(&log, 1).await, [format!("after {n}")]);
+    }
+    assert!(db.one::<i64>("SELECT max(id) FROM postbox.outbox").await >= 3_003, "there are gaps");
+}
+
+async fn case_r4_an_older_transaction_that_writes_later_comes_later(version: PgVersion) {
+    let db = Db::new(version).await;
+    let log = db.log();
+    acquire(&log).await;
+    db.sql("CREATE TABLE app (id int PRIMARY KEY); INSERT INTO app VALUES (1)").await;
+    let turn = "UPDATE app SET id = id WHERE id = 1"; // writers of one aggregate take turns
+    let older = client(&db.url).await;
+    older.batch_execute("BEGIN; SELECT pg_current_xact_id()").await.unwrap();
+    db.sql(&format!("BEGIN; {turn}; {INSERT} 'first'); COMMIT")).await;
+    older.batch_execute(&format!("{turn}; {INSERT} 'second'); COMMIT")).await.unwrap();
+    let ids = "SELECT (SELECT txid FROM postbox.outbox WHERE event_type = 'second') < (SELECT txid FROM postbox.outbox WHERE event_type = 'first')";
+    assert!(db.one::<bool>(ids).await, "the older transaction wrote later");
+    assert_eq!(next_types(&log, 2).await, ["first", "second"]);
 }
 
 async fn events_are_read_in_order_and_as_they_were_written(version: PgVersion) {
