@@ -57,6 +57,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<String> {
         documents::decisions,
         documents::links,
         requirements::map,
+        requirements::cases,
     ];
     rules.iter().flat_map(|rule| rule(tree)).collect()
 }

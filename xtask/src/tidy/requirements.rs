@@ -34,16 +34,8 @@ fn row(tree: &Tree, cells: &[&str]) -> Vec<String> {
     let &[_, _, status, tests, page] = cells else {
         return vec!["five cells: number, short form, status, tests, page".into()];
     };
-    let tests: Vec<&str> = tests.split('`').skip(1).step_by(2).collect();
-    let exists = |name: &str| {
-        let (head, generic) = (format!("fn {name}("), format!("fn {name}<"));
-        tree.ending(".rs").any(|(_, text)| text.contains(&head) || text.contains(&generic))
-    };
-    let mut problems: Vec<String> = tests
-        .iter()
-        .filter(|name| !exists(name))
-        .map(|name| format!("there is no `fn {name}`; name a test that exists"))
-        .collect();
+    let tests: Vec<&str> = quoted(tests).collect();
+    let mut problems = missing(tree, &tests);
     let pages = documents::targets(page);
     match status {
         "open" => {}
@@ -63,6 +55,33 @@ fn row(tree: &Tree, cells: &[&str]) -> Vec<String> {
     problems
 }
 
+/// What stands in backticks.
+fn quoted(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
+fn missing(tree: &Tree, tests: &[&str]) -> Vec<String> {
+    let exists = |name: &&&str| {
+        let (head, generic) = (format!("fn {name}("), format!("fn {name}<"));
+        tree.ending(".rs").any(|(_, text)| text.contains(&head) || text.contains(&generic))
+    };
+    let gone = tests.iter().filter(|name| !exists(name));
+    gone.map(|name| format!("there is no `fn {name}`; name a test that exists")).collect()
+}
+
+const CASES: &str = "docs/cases.md";
+
+/// Every test that the table of cases names exists.
+pub(super) fn cases(tree: &Tree) -> Vec<String> {
+    let text = tree.get(CASES).unwrap_or_default();
+    let rows = text.lines().enumerate().filter(|(_, line)| line.starts_with('|'));
+    let tests = |line| quoted(line).filter(|name| name.contains('_')).collect::<Vec<_>>();
+    rows.flat_map(|(n, line)| {
+        missing(tree, &tests(line)).into_iter().map(move |what| format!("{CASES}:{}: {what}", n + 1))
+    })
+    .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::tests::tree;
@@ -79,6 +98,16 @@ mod tests {
     fn a_whole_map_passes() {
         assert_eq!(with_first("| Q1 | short | done | `it_works` | [README](../README.md) |"), [""; 0]);
         assert_eq!(with_first("| Q1 | short | open | – | – |"), [""; 0]);
+    }
+
+    #[test]
+    fn a_case_names_tests_that_exist() {
+        let table = |test: &str| {
+            let text = format!("| W1 | what `status` says | `{test}` |\n");
+            cases(&tree(&[(CASES, &text[..]), ("crates/a/tests/t.rs", "fn case_w1_it_works() {}\n")]))
+        };
+        assert_eq!(table("case_w1_it_works"), [""; 0]);
+        assert!(table("case_w1_it_worked")[0].starts_with("docs/cases.md:1: there is no `fn case_w1_it_worked`"));
     }
 
     #[test]

@@ -59,6 +59,12 @@ impl Folder {
         Ended::new(self.command(args).output().unwrap())
     }
 
+    /// As `run`, with a file of the folder to read.
+    pub(crate) fn run_with_stdin(&self, args: &[&str], file: &str) -> Ended {
+        let file = std::fs::File::open(self.file(file)).unwrap();
+        Ended::new(self.command(args).stdin(file).output().unwrap())
+    }
+
     /// As `run`, and it must end with 0.
     pub(crate) fn ok(&self, args: &[&str]) -> Ended {
         let ended = self.run(args);

@@ -227,6 +227,15 @@ fn a_broker_address_where_nobody_listens_is_named() {
     let (folder, _) = to_topic(&place, "orders", "", "");
     let check = folder.run(&["check"]);
     assert!(check.code == Some(3) && check.stdout.contains(&place), "{check:?}");
+    assert!(check.stdout.contains("are address and credentials right?"), "{check:?}");
+    let relay = folder.leading_relay();
+    folder.ok(&["publish", "order", "1", "order.placed", "{}"]);
+    let line = relay.stderr.wait_for("the destination is out");
+    assert!(line.contains(&place) && line.contains("are address and credentials right?"), "{line}");
+    until("status tells it, too", || {
+        main_status(&folder)["last_error"].as_str().is_some_and(|error| error.contains(&place))
+    });
+    relay.stop();
 }
 
 #[test]

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // it is a test's report
 
 mod adversarial;
+mod bad_input;
 mod command_line;
 mod costs;
 mod embedded_default;

@@ -4,7 +4,7 @@
 
 use crate::postgres::error::{STATEMENT_TIMEOUT, failed, refused, unavailable, within};
 use crate::postgres::tls::Target;
-use postbox_engine::SourceError;
+use postbox_engine::{SourceError, SourceErrorKind};
 use std::future::poll_fn;
 use std::time::Duration;
 use tokio::task::JoinHandle;
@@ -70,7 +70,8 @@ pub(crate) async fn connect(
     config.tcp_user_timeout(UNANSWERED_MAX).keepalives(true);
     config.keepalives_idle(UNANSWERED_MAX / 2).keepalives_interval(Duration::from_secs(2)).keepalives_retries(2);
     let connecting = target.config.connect(MakeRustlsConnect::new(target.tls()?));
-    let (client, mut connection) = within(CONNECT_TIMEOUT, "connect", connecting).await?;
+    let doing = format!("connect to {}", target.places());
+    let (client, mut connection) = within(CONNECT_TIMEOUT, &doing, connecting).await.map_err(unreachable)?;
     let raw = connection.parameter("server_encoding") == Some("SQL_ASCII");
     let driver = tokio::spawn(async move {
         while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
@@ -83,6 +84,15 @@ pub(crate) async fn connect(
     let session = Session { client, driver };
     greet(&session, role, raw).await?;
     Ok(session)
+}
+
+/// What may be wrong where nobody answered; what a server answered says it itself.
+fn unreachable(mut error: SourceError) -> SourceError {
+    let answered = error.source.as_ref().and_then(|e| e.downcast_ref::<tokio_postgres::Error>()?.as_db_error());
+    if error.kind == SourceErrorKind::Unavailable && answered.is_none() {
+        error.message += "; is the server running there, and does the database URL name it rightly?";
+    }
+    error
 }
 
 /// Refuses servers whose snapshots would not say what the log rests on; then sets the session up.

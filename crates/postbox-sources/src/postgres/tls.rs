@@ -1,5 +1,6 @@
 //! The database URL as libpq writes it, and TLS as it asks for it. Verified in full unless the URL says otherwise, and
-//! never a quiet step down to plain text: `allow` and `prefer` are refused by name. No error shows the URL.
+//! never a quiet step down to plain text: `allow` and `prefer` are refused by name. No error shows more of the URL
+//! than host and port.
 
 use crate::postgres::error::refused;
 use postbox_engine::SourceError;
@@ -68,6 +69,19 @@ impl Target {
         };
         config.ssl_mode(if protection == Protection::Plain { SslMode::Disable } else { SslMode::Require });
         Ok(Target { config, protection, root })
+    }
+
+    /// The hosts and ports, for people.
+    pub(crate) fn places(&self) -> String {
+        let ports = self.config.get_ports();
+        let place = |(n, host): (usize, &Host)| {
+            let port = ports.get(n).or(ports.first()).unwrap_or(&5432);
+            match host {
+                Host::Tcp(name) => format!("{name}:{port}"),
+                Host::Unix(folder) => format!("{} (port {port})", folder.display()),
+            }
+        };
+        self.config.get_hosts().iter().enumerate().map(place).collect::<Vec<_>>().join(", ")
     }
 
     /// The TLS settings; the provider is ring, whatever the process has installed.

@@ -7,10 +7,10 @@ use postbox_testkit::services::{PgVersion, Postgres};
 use std::process::Command;
 
 on_all_versions! {
-    case_r5_a_copy_of_the_database_is_refused
+    case_r5_a_copy_of_the_database_is_refused_and_mended
     case_r5_a_standby_is_refused_until_it_is_promoted
-    case_r5_a_lost_tail_is_refused
-    case_r5_rows_of_another_cluster_are_refused
+    case_r5_a_lost_tail_is_refused_and_mended
+    case_r5_rows_of_another_cluster_are_refused_and_mended
     ids_must_be_drawn_one_by_one
     case_l6_another_number_of_shards_is_refused
 }
@@ -76,7 +76,7 @@ fn database(url: &str) -> &str {
     url.rsplit('/').next().unwrap()
 }
 
-async fn case_r5_a_copy_of_the_database_is_refused(version: PgVersion) {
+async fn case_r5_a_copy_of_the_database_is_refused_and_mended(version: PgVersion) {
     let db = used(version).await;
     let original = database(&db.url).to_owned();
     drop(db);
@@ -108,7 +108,7 @@ async fn case_r5_a_standby_is_refused_until_it_is_promoted(version: PgVersion) {
     drain(&log, 3).await;
 }
 
-async fn case_r5_a_lost_tail_is_refused(version: PgVersion) {
+async fn case_r5_a_lost_tail_is_refused_and_mended(version: PgVersion) {
     let db = used(version).await;
     db.sql(
         r"UPDATE postbox.cursor SET since = regexp_replace(since::text, ':\d+:', ':900000000:')::pg_snapshot WHERE seq = (SELECT max(seq) FROM postbox.cursor)",
@@ -119,7 +119,7 @@ async fn case_r5_a_lost_tail_is_refused(version: PgVersion) {
     goes_on(&db.url).await;
 }
 
-async fn case_r5_rows_of_another_cluster_are_refused(version: PgVersion) {
+async fn case_r5_rows_of_another_cluster_are_refused_and_mended(version: PgVersion) {
     let db = used(version).await;
     db.sql("INSERT INTO postbox.outbox (txid, aggregate_type, aggregate_id, event_type) VALUES ('900000000', 'a', '1', 't')").await;
     refused(&db.url, &["900000000", GUIDE]).await;

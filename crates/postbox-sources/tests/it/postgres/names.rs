@@ -8,6 +8,7 @@ use std::time::Duration;
 
 on_all_versions! {
     case_r8_a_hostile_schema_name_beside_another_outbox
+    case_r8_a_column_added_under_the_relay
     case_p3_another_encoding_and_odd_settings
     case_p3_text_that_is_no_utf8_spoils_its_row_alone
     streams_are_independent
@@ -56,6 +57,20 @@ async fn case_r8_a_hostile_schema_name_beside_another_outbox(version: PgVersion)
     assert!(status[0].retry > 0);
     let findings = admin::check(&db.url, SCHEMA, SECOND).await;
     assert!(findings.iter().all(|f| f.ok), "{findings:?}");
+}
+
+async fn case_r8_a_column_added_under_the_relay(version: PgVersion) {
+    let db = Db::new(version).await;
+    let log = db.log();
+    acquire(&log).await;
+    db.insert(10, 3).await;
+    super::drain(&log, 10).await; // its statements are prepared
+    db.sql("ALTER TABLE postbox.outbox ADD COLUMN tenant text NOT NULL DEFAULT 'mine'").await;
+    db.insert(1_500, 3).await; // by every way of reading: a poll, and a large window
+    super::drain(&log, 1_500).await;
+    db.insert(1, 1).await;
+    super::drain(&log, 1).await;
+    log.release().await.unwrap();
 }
 
 async fn case_p3_another_encoding_and_odd_settings(version: PgVersion) {
