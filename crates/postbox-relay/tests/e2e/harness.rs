@@ -42,14 +42,8 @@ impl Folder {
     }
 
     fn command(&self, args: &[&str]) -> Command {
-        self.command_under(&[], args)
-    }
-
-    /// `postbox` with these arguments, run by another program, as in `timeout 1h postbox relay`.
-    fn command_under(&self, program: &[&str], args: &[&str]) -> Command {
-        let words = [program, &[env!("CARGO_BIN_EXE_postbox")], args].concat();
-        let mut command = Command::new(words[0]);
-        command.args(&words[1..]).current_dir(self.path()).env_clear().envs(self.environment.iter().cloned());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_postbox"));
+        command.args(args).current_dir(self.path()).env_clear().envs(self.environment.iter().cloned());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
@@ -81,11 +75,6 @@ impl Folder {
     pub(crate) fn relay(&self, args: &[&str]) -> Running {
         let args: Vec<&str> = ["relay"].iter().chain(args).copied().collect();
         Running::new(self.command(&args).spawn().unwrap())
-    }
-
-    /// Starts `postbox relay` as the child of another program.
-    pub(crate) fn relay_under(&self, program: &[&str]) -> Running {
-        Running::new(self.command_under(program, &["relay"]).spawn().unwrap())
     }
 
     /// Starts `postbox relay` with a full pipe for stdout that nobody reads.
@@ -242,6 +231,11 @@ impl Running {
         assert!(sent.unwrap().success());
     }
 
+    /// Of one that is unread: waits until it sends.
+    pub(crate) fn read_a_byte(&mut self) {
+        self.child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    }
+
     /// Of one that is unread: reads so many lines of its stdout, then kills it; also what was in the pipe.
     #[cfg(feature = "webhook")]
     pub(crate) fn read_and_kill(mut self, lines: usize) -> Vec<String> {
@@ -303,10 +297,18 @@ impl Drop for Running {
 }
 
 /// Waits until a fact holds.
-pub(crate) fn until(what: &str, mut fact: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, fact: impl FnMut() -> bool) {
+    assert!(comes(fact), "never came: {what}");
+}
+
+/// Whether a fact holds in time.
+pub(crate) fn comes(mut fact: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + DEADLINE;
     while !fact() {
-        assert!(Instant::now() < deadline, "never came: {what}");
+        if Instant::now() > deadline {
+            return false;
+        }
         std::thread::park_timeout(Duration::from_millis(20));
     }
+    true
 }
