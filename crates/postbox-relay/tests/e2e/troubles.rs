@@ -82,22 +82,21 @@ fn body(stream: &TcpStream) -> String {
     String::from_utf8(body).unwrap()
 }
 
-/// A migrated database and a stream to a webhook at this port.
-fn to_hook(port: u16) -> (Folder, String) {
-    let (folder, database) = migrated();
+/// Gives the folder a stream to a webhook at this port.
+fn to_hook(folder: Folder, port: u16) -> Folder {
     let config = format!(
         "[stream.main]\nsink = \"webhook\"\nretry = {{ base = \"10ms\", pause_max = \"1s\" }}\n[stream.main.webhook]\n\
          url = \"http://127.0.0.1:{port}/hook\"\nallow_private = true\ntimeout = \"9m\"\nsecret = \"whsec_c2VjcmV0LWtleS1vZi10aGlzLXRlc3Q=\"\n"
     );
     std::fs::write(folder.file("postbox.toml"), config).unwrap();
-    let folder = folder.env("POSTBOX__RELAY__LEASE", "2s").env("POSTBOX__RELAY__SEND_TIMEOUT", "10m");
-    (folder, database)
+    folder.env("POSTBOX__RELAY__LEASE", "2s").env("POSTBOX__RELAY__SEND_TIMEOUT", "10m")
 }
 
 #[test]
 fn case_l3_a_send_that_outlasts_the_lease_keeps_it_and_is_sent_once() {
     let hook = Hook::on(0);
-    let (folder, database) = to_hook(hook.port);
+    let (folder, database) = migrated();
+    let folder = to_hook(folder, hook.port);
     let relay = folder.leading_relay();
     let second = folder.relay(&[]);
     second.stderr.wait_for("standing by");
@@ -121,8 +120,15 @@ fn case_l3_a_send_that_outlasts_the_lease_keeps_it_and_is_sent_once() {
 
 #[test]
 fn case_v3_status_tells_why_nothing_is_sent_and_which_event_failed() {
+    status_tells_why(migrated().0);
+    let sqlite = Folder::new();
+    sqlite.ok(&["migrate"]);
+    status_tells_why(sqlite);
+}
+
+fn status_tells_why(folder: Folder) {
     let port = free_port().unwrap();
-    let (folder, _) = to_hook(port);
+    let folder = to_hook(folder, port);
     let status = || folder.json(&["status", "--json"])[0].clone();
     let says = |word: &str| status()["last_error"].as_str().is_some_and(|error| error.contains(word));
     folder.ok(&["publish", "order", "1", "order.placed", "1"]);

@@ -77,8 +77,6 @@ async fn case_r3_gaps_of_rolled_back_ids_are_not_waited_for(version: PgVersion) 
 
 async fn case_r4_an_older_transaction_that_writes_later_comes_later(version: PgVersion) {
     let db = Db::new(version).await;
-    let log = db.log();
-    acquire(&log).await;
     db.sql("CREATE TABLE app (id int PRIMARY KEY); INSERT INTO app VALUES (1)").await;
     let turn = "UPDATE app SET id = id WHERE id = 1"; // writers of one aggregate take turns
     let older = client(&db.url).await;
@@ -87,6 +85,8 @@ async fn case_r4_an_older_transaction_that_writes_later_comes_later(version: PgV
     older.batch_execute(&format!("{turn}; {INSERT} 'second'); COMMIT")).await.unwrap();
     let ids = "SELECT (SELECT txid FROM postbox.outbox WHERE event_type = 'second') < (SELECT txid FROM postbox.outbox WHERE event_type = 'first')";
     assert!(db.one::<bool>(ids).await, "the older transaction wrote later");
+    let log = db.log(); // not before, so that both are in one window
+    acquire(&log).await;
     assert_eq!(next_types(&log, 2).await, ["first", "second"]);
 }
 
