@@ -1,16 +1,18 @@
 //! Case R5: the cursor is trusted only where it was written. Each refusal says why, and what mends it.
 
-use super::{Db, acquire, client, drain, in_time, on_all_versions};
-use postbox_engine::{Log, SourceErrorKind};
+use super::{Db, LIMIT, acquire, client, drain, in_time, on_all_versions, published};
+use postbox_engine::{Changes, HeldChange, HeldQuery, HeldState, Log, SourceErrorKind};
 use postbox_sources::postgres::{PostgresLog, PostgresOptions, admin};
 use postbox_testkit::services::{PgVersion, Postgres};
 use std::process::Command;
+use std::time::Duration;
 
 on_all_versions! {
     case_r5_a_copy_of_the_database_is_refused_and_mended
     case_r5_a_standby_is_refused_until_it_is_promoted
     case_r5_a_lost_tail_is_refused_and_mended
     case_r5_rows_of_another_cluster_are_refused_and_mended
+    case_r5_an_upgraded_cluster_is_refused_and_mended_for_each_stream
     ids_must_be_drawn_one_by_one
     case_l6_another_number_of_shards_is_refused
 }
@@ -125,6 +127,42 @@ async fn case_r5_rows_of_another_cluster_are_refused_and_mended(version: PgVersi
     refused(&db.url, &["900000000", GUIDE]).await;
     mend(&db.url).await;
     goes_on(&db.url).await;
+}
+
+/// As pg_upgrade leaves it: the same transaction ids in a cluster of another name. Of two streams one is ahead, and had
+/// put an event into held that the other one lacks.
+async fn case_r5_an_upgraded_cluster_is_refused_and_mended_for_each_stream(version: PgVersion) {
+    let db = used(version).await;
+    let mut options = db.options();
+    options.stream = "audit".into();
+    let audit = PostgresLog::new(options.clone());
+    acquire(&audit).await;
+    let page = in_time("all is read", audit.read(LIMIT)).await.unwrap();
+    assert_eq!(page.events.len(), 15);
+    let retry = |n: usize| HeldChange {
+        event: page.events[n].clone(),
+        state: HeldState::Retry,
+        attempts: 1,
+        due: Duration::ZERO,
+        error: None,
+    };
+    audit.record(&Changes { held: vec![retry(1), retry(14)], ..published(&page) }).await.unwrap();
+    audit.release().await.unwrap();
+    db.sql("UPDATE postbox.cursor SET system_id = 1").await;
+    refused(&db.url, &["cluster 1", "pg_upgrade", GUIDE]).await;
+    mend(&db.url).await;
+    goes_on(&db.url).await;
+    let lacked: Vec<i64> =
+        db.one("SELECT array_agg(id ORDER BY id) FROM postbox.outbox WHERE event_type <> 'passed'").await;
+    let audit = PostgresLog::new(options);
+    acquire(&audit).await;
+    assert_eq!(drain(&audit, 6).await, lacked, "what the other one lacked, and what came since");
+    let held = audit.held(&HeldQuery { limit: LIMIT, open: vec![], skip: vec![] }).await.unwrap();
+    assert_eq!(
+        held.events.iter().map(|e| e.event.id()).collect::<Vec<_>>(),
+        [page.events[1].id()],
+        "what both had passed"
+    );
 }
 
 /// From the oldest version into the newest, as a dump and restore does; where transaction ids are small, so that the
