@@ -1,6 +1,6 @@
 //! Case R5: the cursor is trusted only where it was written. Each refusal says why, and what mends it.
 
-use super::{Db, LIMIT, acquire, client, drain, in_time, on_all_versions, published};
+use super::{Db, LIMIT, SECOND, acquire, client, drain, in_time, on_all_versions, published};
 use postbox_engine::{Changes, HeldChange, HeldQuery, HeldState, Log, SourceErrorKind};
 use postbox_sources::postgres::{PostgresLog, PostgresOptions, admin};
 use postbox_testkit::services::{PgVersion, Postgres};
@@ -198,7 +198,7 @@ async fn case_r5_r9_a_restored_dump_is_refused_and_mended_under_writers() {
     // The alarm rings, where people look.
     let status = admin::status(&target, "postbox").await.unwrap();
     assert!(status[0].last_error.as_ref().is_some_and(|e| e.contains(GUIDE)), "{status:?}");
-    assert!(admin::check(&target, "postbox").await.iter().any(|f| !f.ok && f.what.contains(GUIDE)));
+    assert!(admin::check(&target, "postbox", SECOND).await.iter().any(|f| !f.ok && f.what.contains(GUIDE)));
     assert_eq!(writer.query_one("SELECT count(*) FROM postbox.outbox", &[]).await.unwrap().get::<_, i64>(0), 21);
 
     // A transaction that began before the mending and writes after it is found, too.
