@@ -143,11 +143,12 @@ struct Page<M> {
     max_id: i64,
 }
 
+/// An event of a page: waiting to be claimed, in the relay's hand, or decided.
 #[derive(Debug)]
-enum Entry {
-    Unclaimed(Event),
-    InHand(Event),
-    Decided,
+struct Entry {
+    /// `None`: decided.
+    event: Option<Event>,
+    in_hand: bool,
 }
 
 #[derive(Debug, Default)]
@@ -209,7 +210,7 @@ impl<M: Clone> Backlog<M> {
         let bytes = events.iter().map(Event::bytes).sum();
         self.here.events += undecided;
         self.here.bytes += bytes;
-        let entries = events.into_iter().map(Entry::Unclaimed).collect();
+        let entries = events.into_iter().map(|event| Entry { event: Some(event), in_hand: false }).collect();
         self.pages.push_back(Page { first, entries, undecided, bytes, sent: false, mark, held: Vec::new(), max_id });
         for (index, delay) in delays.into_iter().filter(|_| !planted::is(Bug::DelayIgnored)) {
             let ticket = first + u64::from(index);
@@ -229,13 +230,10 @@ impl<M: Clone> Backlog<M> {
                 None if self.fresh < self.next => self.fresh,
                 None => break,
             };
-            let entry = self.entry(ticket);
-            let event = match entry {
-                Some(Entry::Unclaimed(event)) => event.clone(),
-                _ => {
-                    self.looked_at(ticket);
-                    continue;
-                }
+            let entry = entry(&mut self.pages, ticket).filter(|entry| !entry.in_hand);
+            let Some((event, in_hand)) = entry.and_then(|e| Some((e.event.as_ref()?, &mut e.in_hand))) else {
+                self.looked_at(ticket);
+                continue;
             };
             if !self.keys.is_empty() && self.keys.contains_key(&event.key()) {
                 self.looked_at(ticket);
@@ -246,11 +244,9 @@ impl<M: Clone> Backlog<M> {
             if bytes > limit.bytes_max && !taken.is_empty() {
                 break;
             }
-            if let Some(entry) = self.entry(ticket) {
-                *entry = Entry::InHand(event.clone());
-            }
+            *in_hand = true;
+            taken.push(Claimed { ticket, event: event.clone(), attempts: 0, replay: false });
             self.looked_at(ticket);
-            taken.push(Claimed { ticket, event, attempts: 0, replay: false });
         }
         taken
     }
@@ -310,8 +306,9 @@ impl<M: Clone> Backlog<M> {
     /// Takes verdicts. Unknown tickets are ignored: a repetition changes nothing.
     pub fn settle(&mut self, settlements: &[Settlement]) {
         // What is released waits behind a failed event of its key, wherever that stands in the list.
-        let (released, decided): (Vec<_>, Vec<_>) = settlements.iter().partition(|s| s.verdict == Verdict::Release);
-        for s in decided.into_iter().chain(released) {
+        let decided = settlements.iter().filter(|s| s.verdict != Verdict::Release);
+        let released = settlements.iter().filter(|s| s.verdict == Verdict::Release);
+        for s in decided.chain(released) {
             if s.ticket & HELD == 0 {
                 self.settle_fresh(s.ticket, &s.verdict);
             } else if let Some(held) = self.held.remove(&s.ticket) {
@@ -321,14 +318,10 @@ impl<M: Clone> Backlog<M> {
     }
 
     fn settle_fresh(&mut self, ticket: u64, verdict: &Verdict) {
-        let Some(entry @ Entry::InHand(_)) = self.entry(ticket) else { return };
+        let Some(entry) = entry(&mut self.pages, ticket).filter(|entry| entry.in_hand) else { return };
         if *verdict == Verdict::Release && !planted::is(Bug::ReleaseIsPublished) {
-            let Entry::InHand(event) = std::mem::replace(entry, Entry::Decided) else { unreachable!("matched above") };
-            let troubled = self.keys.contains_key(&event.key());
-            if let Some(entry) = self.entry(ticket) {
-                *entry = Entry::Unclaimed(event);
-            }
-            if troubled {
+            entry.in_hand = false;
+            if entry.event.as_ref().is_some_and(|event| self.keys.contains_key(&event.key())) {
                 self.wait(ticket);
             } else {
                 self.again.insert(ticket);
@@ -336,7 +329,7 @@ impl<M: Clone> Backlog<M> {
             return;
         }
         let Some(event) = self.decide(ticket) else { return };
-        if let Some(page) = self.page(ticket) {
+        if let Some(page) = page(&mut self.pages, ticket) {
             page.sent = true;
         }
         match verdict {
@@ -412,22 +405,13 @@ impl<M: Clone> Backlog<M> {
         (changes.mark.is_some() || !changes.held.is_empty()).then_some(changes)
     }
 
-    fn page(&mut self, ticket: u64) -> Option<&mut Page<M>> {
-        let index = self.pages.partition_point(|p| p.first <= ticket).checked_sub(1)?;
-        self.pages.get_mut(index)
-    }
-
-    fn entry(&mut self, ticket: u64) -> Option<&mut Entry> {
-        let page = self.page(ticket)?;
-        let index = usize::try_from(ticket - page.first).ok()?;
-        page.entries.get_mut(index)
-    }
-
     /// Marks an event as decided and hands it out; `None` when it was before.
     fn decide(&mut self, ticket: u64) -> Option<Event> {
-        let entry = std::mem::replace(self.entry(ticket)?, Entry::Decided);
-        let (Entry::Unclaimed(event) | Entry::InHand(event)) = entry else { return None };
-        self.page(ticket)?.undecided -= 1;
+        let page = page(&mut self.pages, ticket)?;
+        let entry = page.entry(ticket)?;
+        let event = entry.event.take()?;
+        entry.in_hand = false;
+        page.undecided -= 1;
         Some(event)
     }
 
@@ -455,7 +439,7 @@ impl<M: Clone> Backlog<M> {
             HeldState::Waiting => self.keys.entry(key).or_default().rows += 1,
             _ => {}
         }
-        let page = self.page(ticket).expect("an undecided event keeps its page");
+        let page = page(&mut self.pages, ticket).expect("an undecided event keeps its page");
         page.held.push(HeldChange { event, state, attempts, due, error });
     }
 
@@ -496,5 +480,20 @@ impl<M: Clone> Backlog<M> {
         if k.rows == 0 && !k.blocked {
             self.keys.remove(&key);
         }
+    }
+}
+
+fn page<M>(pages: &mut VecDeque<Page<M>>, ticket: u64) -> Option<&mut Page<M>> {
+    let index = pages.partition_point(|p| p.first <= ticket).checked_sub(1)?;
+    pages.get_mut(index)
+}
+
+fn entry<M>(pages: &mut VecDeque<Page<M>>, ticket: u64) -> Option<&mut Entry> {
+    page(pages, ticket)?.entry(ticket)
+}
+
+impl<M> Page<M> {
+    fn entry(&mut self, ticket: u64) -> Option<&mut Entry> {
+        self.entries.get_mut(usize::try_from(ticket - self.first).ok()?)
     }
 }

@@ -5,7 +5,8 @@
 
 use crate::planted::{self, Bug};
 use crate::{Claimed, Settlement, Verdict};
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+use std::collections::hash_map::{Entry, HashMap};
 
 /// The events in hand, by key.
 #[derive(Debug)]
@@ -124,14 +125,15 @@ impl Lanes {
             self.bytes += claimed.event.bytes();
             let key = claimed.event.key();
             let slot = self.slot(claimed);
-            let (first, stuck) = match self.lanes.get_mut(&key) {
-                Some(lane) => {
+            let (first, stuck) = match self.lanes.entry(key) {
+                Entry::Occupied(mut lane) => {
+                    let lane = lane.get_mut();
                     self.slots[lane.tail as usize].next = slot;
                     lane.tail = slot;
                     (false, lane.stuck)
                 }
-                None => {
-                    self.lanes.insert(key, Lane { head: slot, tail: slot, in_flight: 0, stuck: false });
+                Entry::Vacant(lane) => {
+                    lane.insert(Lane { head: slot, tail: slot, in_flight: 0, stuck: false });
                     (true, false)
                 }
             };

@@ -88,12 +88,13 @@ impl Headers {
     }
     /// Name and value of each, in their order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        let text = |name| std::str::from_utf8(name).expect("names are made from str");
+        self.raw().map(move |(name, value)| (text(name), value))
+    }
+    /// As `iter`, for who needs no text.
+    pub fn raw(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         let mut rest = &self.0[..];
-        std::iter::from_fn(move || {
-            let name = take(&mut rest)?;
-            let value = take(&mut rest).expect("a value follows each name");
-            Some((std::str::from_utf8(name).expect("names are made from str"), value))
-        })
+        std::iter::from_fn(move || Some((take(&mut rest)?, take(&mut rest).expect("a value follows each name"))))
     }
     /// The first value of this name, which is compared byte for byte.
     pub fn get(&self, name: &str) -> Option<&[u8]> {

@@ -63,11 +63,13 @@ impl<'a> Columns<'a> {
         Some(self.utf8(column, bytes))
     }
     fn utf8(&mut self, column: usize, bytes: &'a [u8]) -> Cow<'a, str> {
-        let text = String::from_utf8_lossy(bytes);
-        if matches!(text, Cow::Owned(_)) {
-            self.wrong.get_or_insert(self.row.columns()[column].name());
-        }
-        text
+        std::str::from_utf8(bytes).map_or_else(
+            |_| {
+                self.wrong.get_or_insert(self.row.columns()[column].name());
+                String::from_utf8_lossy(bytes)
+            },
+            Cow::Borrowed,
+        )
     }
     /// jsonb, which begins with its version.
     fn headers(&mut self) -> Cow<'a, str> {
