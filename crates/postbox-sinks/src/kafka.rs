@@ -4,6 +4,7 @@
 mod answer;
 mod batch;
 mod config;
+mod produce;
 mod session;
 mod topics;
 
@@ -169,11 +170,7 @@ impl Call {
             session.watch(started);
             tokio::time::sleep(QUEUE_PAUSE).await;
         }
-        // A small batch: no more is waiting just now, so nothing is gained by lingering.
-        let bytes = batch.iter().map(Message::bytes).sum::<usize>();
-        if batch.len() < LIMITS.batch_max / 2 && bytes < LIMITS.bytes_max / 2 {
-            session.flush();
-        }
+        session.hurry();
         drop(turn);
         while tokio::time::timeout(WATCH, ticket.reports()).await.is_err() {
             session.watch(started);

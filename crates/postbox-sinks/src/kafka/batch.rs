@@ -2,7 +2,7 @@
 //! are written down. It knows nothing of Kafka.
 
 use postbox_engine::SendError;
-use std::sync::atomic::{AtomicU32, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
+use std::sync::atomic::{AtomicU32, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, Semaphore};
 
@@ -44,6 +44,11 @@ impl Batches {
         let slot = lock(&self.free).pop().expect("a permit stands for a free slot");
         self.slots[slot].open.store(messages + 1, Release);
         Ticket { batches: self, slot, messages, not_handed_over: messages }
+    }
+
+    /// Messages whose reports are still out, of all batches; one too many for each batch that is waited for.
+    pub(super) fn open_messages(&self) -> usize {
+        self.slots.iter().map(|slot| slot.open.load(Relaxed) as usize).sum()
     }
 
     /// The report about one message.

@@ -237,7 +237,7 @@ impl KafkaConfig {
     }
 }
 
-/// Lets batches fill while draining; a small batch does not wait for it, see `Session::flush`.
+/// Lets batches fill while draining; a small batch does not wait for it, see `Session::hurry`.
 pub(super) const LINGER_MS: &str = "5";
 
 impl Batching {

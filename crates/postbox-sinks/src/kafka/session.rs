@@ -4,14 +4,15 @@
 use super::answer::{Also, Place};
 use super::batch::{Batches, Ticket};
 use super::config::{Batching, LINGER_MS};
+use super::produce;
 use super::topics::{self, Known, Topics};
 use postbox_engine::{Message, SendError, SendErrorKind};
 use rdkafka::client::ClientContext;
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::{KafkaError, KafkaResult};
-use rdkafka::message::{Header, Message as _, OwnedHeaders};
+use rdkafka::message::Message as _;
 use rdkafka::metadata::Metadata;
-use rdkafka::producer::{BaseRecord, DeliveryResult, Producer, ProducerContext, PurgeConfig, ThreadedProducer};
+use rdkafka::producer::{DeliveryResult, Producer, ProducerContext, PurgeConfig, ThreadedProducer};
 use rdkafka::types::RDKafkaErrorCode as Code;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
@@ -26,6 +27,8 @@ const OUTAGE: Duration = Duration::from_secs(5);
 const GRACE: Duration = Duration::from_secs(2);
 /// Messages sent one by one before the batch's size itself is blamed: as many as librdkafka puts into one batch.
 const SINGLES_MAX: usize = 10_000;
+/// With so many messages on their way nothing is gained by sending at once.
+const BUSY: usize = 1_000;
 /// Smaller batches than this help no topic.
 const BATCH_BYTES_MIN: usize = 16 << 10;
 
@@ -182,7 +185,7 @@ impl Session {
     /// Hands messages over, from the given one on, until the queue is full; returns the first one that is left.
     pub(super) fn hand_over(&self, call: u64, batch: &[Message], from: usize, ticket: &mut Ticket) -> usize {
         let shared = &self.shared;
-        let mut topic = Topic { name: None, refused: None };
+        let mut topic = Topic { name: None, refused: None, native: None };
         let mut refused = lock(&self.refused);
         refused.retain(|_, until| until.is_none_or(|until| until >= call));
         let mut ended = lock(&shared.ended);
@@ -197,7 +200,7 @@ impl Session {
             }
             let produced = match topic.turn_to(message, shared) {
                 Some(error) => Err(error),
-                None => match self.produce(message, ticket.opaque(n)) {
+                None => match topic.produce(&self.producer, message, ticket.opaque(n)) {
                     Ok(()) => Ok(()),
                     Err(Code::QueueFull) => return n,
                     Err(Code::MessageSizeTooLarge) => Err(too_large(message)),
@@ -223,24 +226,12 @@ impl Session {
         batch.len()
     }
 
-    fn produce(&self, message: &Message, opaque: usize) -> Result<(), Code> {
-        let key = message.event.aggregate_id().as_bytes();
-        let mut record: BaseRecord<'_, [u8], [u8], usize> =
-            BaseRecord::with_opaque_to(&message.destination, opaque).key(key);
-        record.payload = message.body();
-        if message.headers.bytes() > 0 {
-            let mut headers = OwnedHeaders::new_with_capacity(message.headers.iter().count());
-            for (key, value) in message.headers.iter() {
-                headers = headers.insert(Header { key, value: Some(value) });
-            }
-            record.headers = Some(headers);
+    /// Sends what lingers, soon and without blocking; but not while so much is on its way that batches fill quickly,
+    /// since as long as it lasts, nothing lingers and every batch is small.
+    pub(super) fn hurry(&self) {
+        if self.shared.batches.open_messages() < BUSY {
+            let _ = self.flusher.try_send(()); // one that is asked for already will do
         }
-        self.producer.send(record).map_err(|(error, _)| error.rdkafka_error_code().unwrap_or(Code::Fail))
-    }
-
-    /// Sends what lingers, soon and without blocking.
-    pub(super) fn flush(&self) {
-        let _ = self.flusher.try_send(()); // one that is asked for already will do
     }
 
     /// Asks brokers about topics that nothing is known of.
@@ -313,12 +304,13 @@ impl Session {
 struct Topic<'a> {
     name: Option<&'a Arc<str>>,
     refused: Option<SendError>,
+    native: Option<produce::Topic<'a>>,
 }
 
 impl<'a> Topic<'a> {
     fn turn_to(&mut self, message: &'a Message, shared: &Shared) -> Option<SendError> {
         if !self.name.is_some_and(|name| Arc::ptr_eq(name, &message.destination)) {
-            self.name = Some(&message.destination);
+            (self.name, self.native) = (Some(&message.destination), None);
             self.refused = match (topics::check_name(&message.destination), shared.topics.look(&message.destination)) {
                 (Err(why), _) => Some(SendError::new(SendErrorKind::Rejected, why)),
                 (Ok(()), Known::Refused(why)) => Some(SendError::new(SendErrorKind::Failed, &*why)),
@@ -326,6 +318,14 @@ impl<'a> Topic<'a> {
             };
         }
         self.refused.clone()
+    }
+
+    fn produce(&mut self, producer: &'a Client, message: &Message, opaque: usize) -> Result<(), Code> {
+        let topic = match &mut self.native {
+            Some(topic) => topic,
+            none => none.insert(produce::Topic::new(producer, &message.destination)?),
+        };
+        topic.produce(message, opaque)
     }
 }
 

@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// Between polls while events come: half of it is the price in latency, and 3 to 10 % of a core. The timer rounds up.
-const PAUSE_BUSY: Duration = Duration::from_micros(1500);
+/// Between polls while events come: half of it is the price in latency, and 3 to 10 % of a core. The timer rounds up
+/// to the next millisecond.
+const PAUSE_BUSY: Duration = Duration::from_millis(1);
 /// Between polls that find more than `MANY`: there the machine's load makes the latency, and rarer polls lower it.
 const PAUSE_LOADED: Duration = Duration::from_millis(4);
 const MANY: usize = 8;
