@@ -143,6 +143,11 @@ impl Route {
         })
     }
 
+    /// Some topics do depend on the event.
+    pub fn has_templates(&self) -> bool {
+        self.rules.iter().any(|rule| matches!(rule.topic, Topic::Template { .. }))
+    }
+
     fn fill(&self, parts: &[Part], event: &Event, texts: &Texts<'_>) -> Result<Arc<str>, RouteError> {
         if event.destination().is_none() && parts.contains(&Part::Destination) {
             return Err(RouteError::NoDestination { topic: parts.iter().map(Part::text).collect() });

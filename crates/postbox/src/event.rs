@@ -10,7 +10,7 @@ pub type EventId = Uuid;
 
 /// The greatest payload in bytes that is taken by default. Most brokers take 1 MiB, envelope and headers included: 16
 /// KiB are left for these.
-pub const PAYLOAD_BYTES_MAX: usize = 1024 * 1024 - 16 * 1024;
+pub const PAYLOAD_BYTES_MAX: usize = 1_000_000 - 16 * 1024;
 
 /// Names of headers that the relay writes itself, in any case of letters: an event that brought its own would say two
 /// things about itself.

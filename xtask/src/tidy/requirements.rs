@@ -2,6 +2,7 @@
 //! A row: `| Q1 | short form | done, part or open | tests in backticks | page as a link |`.
 
 use super::{Tree, documents};
+use std::collections::HashSet;
 
 const MAP: &str = "docs/requirements.md";
 
@@ -71,15 +72,20 @@ fn missing(tree: &Tree, tests: &[&str]) -> Vec<String> {
 
 const CASES: &str = "docs/cases.md";
 
-/// Every test that the table of cases names exists.
+/// Every test that the table of cases names exists, and every test that is called after a case is in the table.
 pub(super) fn cases(tree: &Tree) -> Vec<String> {
     let text = tree.get(CASES).unwrap_or_default();
     let rows = text.lines().enumerate().filter(|(_, line)| line.starts_with('|'));
     let tests = |line| quoted(line).filter(|name| name.contains('_')).collect::<Vec<_>>();
-    rows.flat_map(|(n, line)| {
+    let gone = rows.flat_map(|(n, line)| {
         missing(tree, &tests(line)).into_iter().map(move |what| format!("{CASES}:{}: {what}", n + 1))
-    })
-    .collect()
+    });
+    let listed: HashSet<&str> = quoted(text).collect();
+    let name = |text: &'_ str| text.find(['(', '<']).map(|end| format!("case_{}", &text[..end]));
+    let sources = tree.ending(".rs").filter(|(path, _)| path.starts_with("crates/"));
+    let named = sources.flat_map(|(_, text)| text.split("fn case_").skip(1).filter_map(name).collect::<Vec<_>>());
+    let unlisted = named.filter(|name| !listed.contains(name.as_str()));
+    gone.chain(unlisted.map(|name| format!("{CASES}: `{name}` stands in no row"))).collect()
 }
 
 #[cfg(test)]
@@ -107,7 +113,9 @@ mod tests {
             cases(&tree(&[(CASES, &text[..]), ("crates/a/tests/t.rs", "fn case_w1_it_works() {}\n")]))
         };
         assert_eq!(table("case_w1_it_works"), [""; 0]);
-        assert!(table("case_w1_it_worked")[0].starts_with("docs/cases.md:1: there is no `fn case_w1_it_worked`"));
+        let problems = table("case_w1_it_worked");
+        assert!(problems[0].starts_with("docs/cases.md:1: there is no `fn case_w1_it_worked`"), "{problems:?}");
+        assert_eq!(problems[1], "docs/cases.md: `case_w1_it_works` stands in no row");
     }
 
     #[test]

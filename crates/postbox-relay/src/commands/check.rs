@@ -2,7 +2,7 @@
 
 use super::{print, print_json};
 use crate::cli::OutputArgs;
-use crate::config::Config;
+use crate::config::{Config, SinkName};
 use crate::failure::Failure;
 use crate::run::{route, sink};
 use postbox_engine::Sink;
@@ -46,6 +46,10 @@ async fn check_sink(name: &str, stream: &crate::config::StreamSection) -> Vec<Fi
     match sink.check_destinations(&route.fixed_topics().collect::<Vec<_>>()).await {
         Ok(wrong) => findings.extend(wrong.into_iter().map(|wrong| bad(format!("{what}: {wrong}"), None))),
         Err(error) => findings.push(bad(format!("{what}: {error}"), None)),
+    }
+    if stream.sink == SinkName::Kafka && route.has_templates() {
+        let what = format!("{what}: topics with {{..}} depend on the event, and are looked up when one comes");
+        findings.push(Finding { ok: true, what, remedy: None });
     }
     findings
 }

@@ -162,6 +162,9 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     if config.relay.lease < std::time::Duration::from_secs(1) {
         return Err(wrong("relay.lease is shorter than one second", "set it to 10s, the default"));
     }
+    if config.relay.send_timeout < std::time::Duration::from_secs(1) {
+        return Err(wrong("relay.send_timeout is shorter than one second", "set it to 30s, the default"));
+    }
     for (key, value) in [("relay.events_max", config.relay.events_max), ("relay.bytes_max", config.relay.bytes_max)] {
         if value == 0 {
             return Err(wrong(

@@ -216,6 +216,15 @@ fn a_webhook_must_time_out_before_its_send() {
 }
 
 #[test]
+fn times_that_nothing_can_be_done_in_are_refused() {
+    for key in ["lease", "send_timeout"] {
+        let config = read(&format!("[relay]\n{key} = \"0s\"\n[stream.main]\n"), &[]).unwrap();
+        let said = super::load::check(&config).unwrap_err().what;
+        assert!(said.contains(&format!("relay.{key} is shorter than one second")), "{said}");
+    }
+}
+
+#[test]
 fn the_database_is_named_by_the_key_then_by_database_url() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let url = |text: &str, environment: &[(&str, &str)]| {

@@ -34,6 +34,8 @@ fn a_wrong_url_names_the_place_and_what_to_look_at() {
 
     let no_such_host = Folder::new().env("DATABASE_URL", "postgres://me@no-such-host.invalid/shop");
     checked(&no_such_host, 1, &["no-such-host.invalid:5432", "URL"]);
+    let plain = format!("{}?sslmode=require", Postgres::shared(PgVersion::V15).create_database());
+    checked(&Folder::new().env("DATABASE_URL", &plain), 1, &["does not support TLS", "sslmode=disable"]);
     let unreadable = Folder::new().env("DATABASE_URL", "postgres://me:p@ss@h:5432/shop");
     checked(&unreadable, 1, &["postgres://USER:PASSWORD@HOST:PORT/DATABASE", "percent-encoded"]);
     ended(&unreadable).failed_with(1, &["postgres://USER:PASSWORD@HOST:PORT/DATABASE"]);
@@ -70,7 +72,7 @@ fn case_w5_a_payload_too_large_is_refused_at_the_write_with_size_and_limit() {
     for folder in [&postgres, &sqlite] {
         std::fs::write(folder.file("big.json"), format!("\"{}\"", "x".repeat(1_100_000))).unwrap();
         let publish = folder.run_with_stdin(&["publish", "order", "1", "order.placed", "-"], "big.json");
-        publish.failed_with(1, &["1100002", "1032192"]);
+        publish.failed_with(1, &["1100002", "983616"]);
     }
     let written = execute(&database, "SELECT count(*) FROM postbox.outbox");
     assert_eq!(written[0][0].as_deref(), Some("0"), "nothing of it is there");

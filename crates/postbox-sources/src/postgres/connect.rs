@@ -90,7 +90,11 @@ pub(crate) async fn connect(
 fn unreachable(mut error: SourceError) -> SourceError {
     let answered = error.source.as_ref().and_then(|e| e.downcast_ref::<tokio_postgres::Error>()?.as_db_error());
     if error.kind == SourceErrorKind::Unavailable && answered.is_none() {
-        error.message += "; is the server running there, and does the database URL name it rightly?";
+        let tls = error.source.as_ref().is_some_and(|e| e.to_string().contains("TLS"));
+        error.message += match tls {
+            true => "; if the server has no TLS, turn it on there, or put sslmode=disable into the database URL",
+            false => "; is the server running there, and does the database URL name it rightly?",
+        };
     }
     error
 }

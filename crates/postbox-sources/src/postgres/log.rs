@@ -310,10 +310,11 @@ impl Log for PostgresLog {
     async fn release(&self) -> Result<(), SourceError> {
         let Some(tenure) = self.end() else { return Ok(()) };
         let (stream, shard) = (&*self.options.stream, self.options.shard);
+        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
         within(
             self.options.ttl,
             "give the lease back",
-            tenure.settler.execute(&self.sql.release, &[&stream, &shard, &tenure.epoch]),
+            tenure.settler.execute(&self.sql.release, &[&stream, &shard, &tenure.epoch, &trouble]),
         )
         .await
         .map(|_| ())

@@ -135,7 +135,7 @@ impl SettleSql {
                  WHERE stream = $1 AND shard = $2 AND epoch = $3 AND until > clock_timestamp() RETURNING epoch"
             ),
             release: format!(
-                "UPDATE {schema}.lease SET until = NULL, owner = NULL WHERE stream = $1 AND shard = $2 AND epoch = $3"
+                "UPDATE {schema}.lease SET until = NULL, owner = NULL, error = $4 WHERE stream = $1 AND shard = $2 AND epoch = $3"
             ),
             drawn: format!("SELECT {}", drawn(&schema)),
             begin: format!("{fence} {cursor} RETURNING seq"),

@@ -111,7 +111,8 @@ impl Log for SqliteLog {
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = what.map(Into::into);
     }
     async fn release(&self) -> Result<(), SourceError> {
-        self.call(Worker::release).await
+        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.call(move |worker| worker.release(trouble.as_deref())).await
     }
     async fn load(&self) -> Result<Loaded, SourceError> {
         self.call(|worker| worker.tenure()?.load()).await

@@ -79,8 +79,7 @@ impl Tenure {
             let now = clock(&self.database, c)?;
             let lease = Lease { until: Some(now + self.options.lease.as_millis() as i64), ..self.lease.clone() };
             write_lease(&self.database, c, &self.options.stream, &lease)?;
-            let sql = "UPDATE \"postbox_lease\" SET error = ?2 WHERE stream = ?1 AND error IS NOT ?2";
-            c.prepare(&self.database.sql(sql))?.execute(params![self.options.stream, trouble])?;
+            self.write_trouble(c, trouble)?;
             Ok(lease)
         })?;
         self.lease = renewed;
@@ -88,14 +87,21 @@ impl Tenure {
     }
 
     /// Gives the lease back; harmless when another relay has it already.
-    pub(super) fn end(self) -> Result<(), SourceError> {
+    pub(super) fn end(self, trouble: Option<&str>) -> Result<(), SourceError> {
         self.database.transact("give the lease back", Immediate, |c| {
             if stored_lease(&self.database, c, &self.options.stream)?.as_ref() == Some(&self.lease) {
                 let free = Lease { owner: None, until: None, ..self.lease.clone() };
                 write_lease(&self.database, c, &self.options.stream, &free)?;
+                self.write_trouble(c, trouble)?;
             }
             Ok(())
         })
+    }
+
+    fn write_trouble(&self, c: &Connection, trouble: Option<&str>) -> Result<(), Failure> {
+        let sql = "UPDATE \"postbox_lease\" SET error = ?2 WHERE stream = ?1 AND error IS NOT ?2";
+        c.prepare(&self.database.sql(sql))?.execute(params![self.options.stream, trouble])?;
+        Ok(())
     }
 
     pub(super) fn record(&mut self, changes: &Changes<i64>) -> Result<(), SourceError> {

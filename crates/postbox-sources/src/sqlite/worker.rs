@@ -95,9 +95,9 @@ impl Worker {
         }))
     }
 
-    pub(super) fn release(&mut self) -> Result<(), SourceError> {
+    pub(super) fn release(&mut self, trouble: Option<&str>) -> Result<(), SourceError> {
         self.reading = None;
-        self.tenure.take().map_or(Ok(()), Tenure::end)
+        self.tenure.take().map_or(Ok(()), |tenure| tenure.end(trouble))
     }
 
     pub(super) fn tenure(&mut self) -> Result<&mut Tenure, SourceError> {

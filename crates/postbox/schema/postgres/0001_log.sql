@@ -26,11 +26,11 @@ RETURN encode(set_bit(set_bit(overlay(
   uuid_send(gen_random_uuid()) PLACING substring(int8send((date_part('epoch', clock_timestamp()) * 1000)::bigint) FROM 3) FROM 1 FOR 6
 ), 52, 1), 53, 1), 'hex')::uuid;
 
--- The greatest payload that publish() takes, in bytes. Most brokers take 1 MiB, envelope and headers included: 16 KiB
--- are left for these. It is no constraint of the table, since it is the broker's limit, not the log's, and changes
+-- The greatest payload that publish() takes, in bytes. Sinks take 1,000,000 unless they are told to take more, envelope and
+-- headers included: 16 KiB are left for these. It is no constraint of the table, since it is the broker's limit, not the log's, and changes
 -- with it: by replacing this function, without a lock.
 CREATE FUNCTION {schema}.payload_max() RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE
-RETURN 1048576 - 16384;
+RETURN 1000000 - 16384;
 
 -- True for an object of strings whose names can be header names anywhere (HTTP tokens) and are none that the relay writes
 -- itself, and whose values hold no line break. publish() asks it. As a constraint it would add 10 to 20 us to each INSERT

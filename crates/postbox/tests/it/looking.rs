@@ -43,7 +43,7 @@ async fn snapshot(client: &Client) -> String {
 }
 
 #[tokio::test]
-async fn case_q41_trace_and_lag_follow_the_cursor_exactly() {
+async fn trace_and_lag_follow_the_cursor_exactly() {
     for version in PgVersion::ALL {
         let db = Db::fresh(version).await;
         let (client, open) = (db.client().await, db.client().await);
@@ -84,7 +84,7 @@ async fn case_q41_trace_and_lag_follow_the_cursor_exactly() {
 }
 
 #[tokio::test]
-async fn case_q41_held_events_are_told_by_their_rows() {
+async fn held_events_are_told_by_their_rows() {
     for version in PgVersion::ALL {
         let db = Db::fresh(version).await;
         let client = db.client().await;
