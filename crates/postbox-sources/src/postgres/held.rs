@@ -84,27 +84,29 @@ async fn take(
 ) -> Result<Vec<HeldEvent>, SourceError> {
     let doing = "prepare to read held events";
     let statement = within(STATEMENT_TIMEOUT, doing, session.prepare(&sql.events)).await?;
-    let (mut page, mut held, mut piece) = (PageBuilder::default(), Vec::new(), PIECE_FIRST);
-    while !ready.is_empty() && (page.is_empty() || page.bytes() < bytes_max) {
+    let (mut one, mut held, mut bytes, mut piece) = (PageBuilder::default(), Vec::new(), 0, PIECE_FIRST);
+    while !ready.is_empty() && (held.is_empty() || bytes < bytes_max) {
         let (asked, rest) = ready.split_at(piece.min(ready.len()));
         let ids: Vec<i64> = asked.iter().map(|r| r.get(0)).collect();
         let mut rows = request(session, &statement, &[&ids]).await?;
         let mut asked = asked.iter();
         while let Some(row) = next(&mut rows).await?
-            && (page.is_empty() || page.bytes() < bytes_max)
+            && (held.is_empty() || bytes < bytes_max)
         {
             let id = row::id(&row, 0);
-            held.extend(asked.find(|r| row::id(r, 0) == id));
-            row::push(&row, 0, &mut page);
+            row::push(&row, 0, &mut one);
+            bytes += one.bytes();
+            // Each in a page of its own: one may stay long in memory, and must keep no others there.
+            held.extend(one.finish().into_iter().zip(asked.find(|r| row::id(r, 0) == id)));
         }
         ready = rest;
         // As many as fit, if they are as large as those before.
-        let fit = bytes_max.saturating_sub(page.bytes()).saturating_mul(page.len()) / page.bytes().max(1);
+        let fit = bytes_max.saturating_sub(bytes).saturating_mul(held.len()) / bytes.max(1);
         piece = fit.clamp(1, piece * PIECE_GROWTH);
     }
     let held_event = |(event, row): (_, &Row)| {
         let attempts = u32::try_from(row.get::<_, i32>(1)).unwrap_or_default();
         Ok(HeldEvent { event, attempts, state: row.get::<_, &str>(2).parse()? })
     };
-    page.finish().into_iter().zip(held).map(held_event).collect()
+    held.into_iter().map(held_event).collect()
 }

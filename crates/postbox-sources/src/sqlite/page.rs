@@ -6,7 +6,7 @@ use super::connection::Database;
 use super::error::Failure;
 use super::tenure::millis;
 use postbox_engine::{
-    ClaimLimit, DeadPolicy, Event, EventParts, HeldEvent, HeldPage, HeldQuery, HeldState, Loaded, LogPage, PageBuilder,
+    ClaimLimit, DeadPolicy, EventParts, HeldEvent, HeldPage, HeldQuery, Loaded, LogPage, PageBuilder,
 };
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OptionalExtension, Row, params};
@@ -69,16 +69,17 @@ pub(super) fn held(database: &Database, c: &Connection, stream: &str, query: &He
     let mut statement = c.prepare(&database.sql(&sql))?;
     let limit = query.limit.events_max as i64;
     let mut rows = statement.query(params![stream, limit, json(&query.skip), json_keys(&query.open)])?;
-    let (mut page, mut rest) = (PageBuilder::default(), Vec::new());
+    let (mut one, mut events, mut bytes) = (PageBuilder::default(), Vec::new(), 0);
     while let Some(row) = rows.next()? {
-        event.query_row([row.get::<_, i64>(0)?], |o| Ok(push(&mut page, o)))??;
-        rest.push((row.get::<_, u32>(1)?, row.get_ref(2)?.as_str().unwrap_or_default().parse()?));
-        if page.bytes() >= query.limit.bytes_max {
+        event.query_row([row.get::<_, i64>(0)?], |o| Ok(push(&mut one, o)))??;
+        let (attempts, state) = (row.get(1)?, row.get_ref(2)?.as_str().unwrap_or_default().parse()?);
+        bytes += one.bytes();
+        // Each in a page of its own: one may stay long in memory, and must keep no others there.
+        events.extend(one.finish().into_iter().map(|event| HeldEvent { event, attempts, state }));
+        if bytes >= query.limit.bytes_max {
             break;
         }
     }
-    let held = |(event, (attempts, state)): (Event, (u32, HeldState))| HeldEvent { event, attempts, state };
-    let events: Vec<HeldEvent> = page.finish().into_iter().zip(rest).map(held).collect();
     let skip: Vec<i64> = query.skip.iter().copied().chain(events.iter().map(|h| h.event.id())).collect();
     let next_due = next_due(database, c, stream, &skip)?;
     Ok(HeldPage { events, next_due })
