@@ -20,7 +20,7 @@ const AGGREGATES: u64 = 100;
 /// Of each writer, from one transaction to the next: the relay's CPU is needed too, and a backlog builds up anyway while a lease runs out.
 const PACE: Duration = Duration::from_millis(4);
 /// In a relay's hands at most.
-const EVENTS_MAX: usize = 2_000;
+const EVENTS_MAX: usize = 250;
 /// Events of one statement.
 const BURST_MAX: u64 = 3_000;
 /// Long enough for a lease to run out and the backlog to drain.

@@ -93,3 +93,37 @@ fn case_l6_a_divided_stream_is_refused_and_another_one_is_served() {
     relay.stdout.wait_for(id.trim());
     relay.stop();
 }
+
+/// A stream under an old name, then under a new one, then the old one retired.
+fn a_stream_is_retired(folder: &Folder, retire: impl Fn()) {
+    let streams = || -> Vec<String> {
+        let status = folder.json(&["status", "--json"]);
+        status.as_array().unwrap().iter().map(|s| s["stream"].as_str().unwrap().to_owned()).collect()
+    };
+    let id = folder.ok(&["publish", "order", "1", "order.placed", "1"]).stdout;
+    for stream in ["old", "main"] {
+        std::fs::write(folder.file("postbox.toml"), format!("[stream.{stream}]\n")).unwrap();
+        let relay = folder.leading_relay();
+        relay.stdout.wait_for(id.trim()); // each has its own progress
+        relay.stop();
+    }
+    assert_eq!(streams(), ["main", "old"]);
+    retire();
+    assert_eq!(streams(), ["main"]);
+    let relay = folder.leading_relay();
+    let next = folder.ok(&["publish", "order", "1", "order.paid", "2"]).stdout;
+    relay.stdout.wait_for(next.trim());
+    relay.stop();
+}
+
+#[test]
+fn a_retired_stream_is_gone_and_the_others_go_on() {
+    let (folder, database) = migrated();
+    let sql = |n| statement("Retire a stream", n).replace("OLD", "old");
+    a_stream_is_retired(&folder, || drop(execute(&database, &sql(0))));
+    let folder = Folder::new();
+    folder.ok(&["migrate"]);
+    a_stream_is_retired(&folder, || {
+        rusqlite::Connection::open(folder.file("postbox.db")).unwrap().execute_batch(&sql(1)).unwrap();
+    });
+}
