@@ -87,7 +87,7 @@ pub(super) enum Batching {
 }
 
 /// Settings that the sink makes itself, and what to do instead of setting them.
-const OWN: [(&str, &str); 27] = [
+const OWN: &[(&str, &str)] = &[
     ("acks", "every replica acknowledges, or an acknowledged event could be lost"),
     ("request.required.acks", "every replica acknowledges, or an acknowledged event could be lost"),
     ("enable.idempotence", "without it a retry reorders and doubles events"),
@@ -102,7 +102,12 @@ const OWN: [(&str, &str); 27] = [
     ("partitioner", "an aggregate's partition must be the one that Java clients compute"),
     ("queue.buffering.max.kbytes", "memory is bounded by the relay"),
     ("queue.buffering.max.messages", "memory is bounded by the relay"),
+    ("queue.buffering.max.ms", "set `linger.ms`, its other name"),
     ("queuing.strategy", "order is kept"),
+    ("enabled_events", "what becomes of each message must be reported"),
+    ("topic.blacklist", "a topic that exists would be called missing"),
+    ("api.version.request", "idempotence and headers need what brokers tell of their version"),
+    ("broker.version.fallback", "idempotence and headers need what brokers tell of their version"),
     ("bootstrap.servers", "set `brokers`"),
     ("metadata.broker.list", "set `brokers`"),
     ("client.id", "set `client_id`"),
@@ -110,12 +115,28 @@ const OWN: [(&str, &str); 27] = [
     ("batch.num.messages", "set `batch_bytes_max`"),
     ("message.max.bytes", "set `message_bytes_max`"),
     ("security.protocol", "set `security`"),
+    ("sasl.mechanism", "set `mechanism`"),
+    ("sasl.mechanisms", "set `mechanism`"),
     ("sasl.username", "set `user`"),
     ("sasl.password", "set `password` or `password_file`"),
     ("enable.ssl.certificate.verification", "the broker's certificate is always verified; set `ca_file`"),
     ("ssl.endpoint.identification.algorithm", "the broker's host name is always verified"),
     ("ssl.key.pem", "set `key_file`"),
 ];
+
+/// Families of settings of which none can be set: librdkafka does not list them all.
+const OWN_FAMILIES: &[(&str, &str)] = &[
+    ("delivery.report.", "what becomes of each message must be reported"),
+    ("plugin.", "a library in between could change or lose events"),
+    ("test.", "events would go to brokers that do not exist"),
+    ("ut_", "it is for the tests of librdkafka itself"),
+];
+
+/// Why an option is refused.
+fn instead(option: &str) -> Option<&'static str> {
+    let own = OWN.iter().find(|(own, _)| *own == option);
+    own.or_else(|| OWN_FAMILIES.iter().find(|(family, _)| option.starts_with(family))).map(|(_, instead)| *instead)
+}
 
 /// librdkafka's copy of what is on its way. The relay's own bound comes on top.
 const QUEUE_KBYTES: usize = 16 << 10;
@@ -132,7 +153,7 @@ impl KafkaConfig {
         }
         let mut client = ClientConfig::new();
         for (name, value) in &self.options {
-            if let Some((_, instead)) = OWN.iter().find(|(own, _)| own == name) {
+            if let Some(instead) = instead(name) {
                 return Err(KafkaConfig::error(format!("option {name:?} cannot be set: {instead}")));
             }
             client.set(name, value);
@@ -290,7 +311,13 @@ mod tests {
             (Some("all"), Some("true"), Some("murmur2_random"))
         );
         assert_eq!((get("compression.type"), get("linger.ms")), (Some("lz4"), Some("1")));
-        for (name, _) in OWN {
+        let families = [
+            "delivery.report.only.error",
+            "plugin.library.paths",
+            "test.mock.num.brokers",
+            "ut_handle_ProduceResponse",
+        ];
+        for name in OWN.iter().map(|(name, _)| *name).chain(families) {
             let text = refused(&format!(r#", "options": {{"{name}": "hunter2"}}"#));
             assert!(text.contains(name) && text.contains("cannot be set") && !text.contains("hunter2"), "{text}");
         }
