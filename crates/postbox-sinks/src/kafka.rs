@@ -152,7 +152,8 @@ struct Call {
 
 impl Call {
     async fn send(self, batch: &[Message]) -> Vec<Result<(), SendError>> {
-        let Call { number, seat, before, turn } = self;
+        // The seat last, to be dropped first: when this call is dropped, whoever gets the turn finds the session ended.
+        let Call { number, before, turn, seat } = self;
         let session = &seat.session;
         let _ = before.await;
         if let Err(error) = session.learn_topics(batch).await {
@@ -200,5 +201,40 @@ impl Drop for Seat {
             self.session.give_up("the relay gave a batch up");
         }
         self.session.users().fetch_sub(1, SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::pin::Pin;
+    use std::sync::atomic::AtomicBool;
+    use std::task::{Context, Wake, Waker};
+
+    /// What a successor on another thread would find as soon as it has the turn.
+    struct Successor {
+        session: Arc<Session>,
+        found_the_end: AtomicBool,
+    }
+
+    impl Wake for Successor {
+        fn wake(self: Arc<Self>) {
+            self.found_the_end.store(self.session.has_ended(), SeqCst);
+        }
+    }
+
+    #[test]
+    fn case_k2_the_session_ends_before_a_dropped_call_passes_its_turn_on() {
+        let config: KafkaConfig = serde_json::from_str(r#"{"brokers": "127.0.0.1:1"}"#).unwrap();
+        let sink = KafkaSink::new(&config).unwrap();
+        let (_first, second, mut third) = (sink.enter().unwrap(), sink.enter().unwrap(), sink.enter().unwrap());
+        let successor =
+            Arc::new(Successor { session: third.seat.session.clone(), found_the_end: AtomicBool::default() });
+        let waker = Waker::from(successor.clone());
+        assert!(Pin::new(&mut third.before).poll(&mut Context::from_waker(&waker)).is_pending());
+        let mut second = Box::pin(second.send(&[]));
+        assert!(second.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        drop(second);
+        assert!(successor.found_the_end.load(SeqCst));
     }
 }
