@@ -74,7 +74,7 @@ impl KafkaSink {
     /// Brokers are asked without a place in the order.
     async fn metadata(&self) -> Result<Metadata, SendError> {
         let seat = self.seat(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))?;
-        let metadata = seat.session.metadata(None).await;
+        let metadata = seat.session.metadata().await;
         seat.finish();
         metadata
     }

@@ -1,6 +1,8 @@
 //! One producer's life. It keeps the promise of order: once it left any message unaccepted for another reason than
 //! that message, it takes nothing more, and the next session begins only after everybody has learnt of that.
 
+mod learn;
+
 use super::answer::{Also, Place};
 use super::batch::{Batches, Ticket};
 use super::config::{Batching, LINGER_MS};
@@ -234,60 +236,20 @@ impl Session {
         }
     }
 
-    /// Asks brokers about topics that nothing is known of.
+    /// What brokers say of all topics.
     ///
     /// # Errors
     /// No broker answers; the session has ended then.
-    pub(super) async fn learn_topics(&self, batch: &[Message]) -> Result<(), SendError> {
-        if self.has_ended() {
-            return Ok(()); // `hand_over` answers
-        }
-        let mut last: Option<&Arc<str>> = None;
-        for message in batch {
-            if last.is_some_and(|last| Arc::ptr_eq(last, &message.destination)) {
-                continue;
-            }
-            last = Some(&message.destination);
-            let topic = &message.destination;
-            if topics::check_name(topic).is_ok()
-                && let Known::Unknown { first } = self.shared.topics.look(topic)
-            {
-                self.ask_for_topic(topic, first).await?;
-            }
-        }
-        Ok(())
+    pub(super) async fn metadata(&self) -> Result<Metadata, SendError> {
+        self.ask(|producer| producer.client().fetch_metadata(None, OUTAGE)).await
     }
 
-    async fn ask_for_topic(&self, topic: &str, first: bool) -> Result<(), SendError> {
-        // A broker that makes topics by itself makes one when it is asked for the first time, within moments.
-        for _ in 0..if first { 5 } else { 1 } {
-            let metadata = self.metadata(Some(topic.to_owned())).await?;
-            let refusal = metadata.topics().first().and_then(|t| t.error()).map(Code::from);
-            match refusal {
-                None | Some(Code::LeaderNotAvailable) => {
-                    self.shared.topics.open(topic);
-                    return Ok(());
-                }
-                Some(Code::UnknownTopicOrPartition) => tokio::time::sleep(Duration::from_millis(100)).await,
-                Some(code) => {
-                    let (error, _) = self.shared.place.answer(code, topic, true, None);
-                    self.shared.topics.refuse(topic, &error.message);
-                    return Ok(());
-                }
-            }
-        }
-        self.shared.topics.refuse(topic, &self.shared.place.missing(topic));
-        Ok(())
-    }
-
-    /// What brokers say of one topic, or of all.
-    ///
-    /// # Errors
-    /// No broker answers; the session has ended then.
-    pub(super) async fn metadata(&self, topic: Option<String>) -> Result<Metadata, SendError> {
+    async fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&Client) -> KafkaResult<T> + Send + 'static,
+    ) -> Result<T, SendError> {
         let producer = self.producer.clone();
-        let ask = move || producer.client().fetch_metadata(topic.as_deref(), OUTAGE);
-        let answer = tokio::task::spawn_blocking(ask)
+        let answer = tokio::task::spawn_blocking(move || question(&producer))
             .await
             .map_err(|e| e.to_string())
             .and_then(|m| m.map_err(|e| e.to_string()));
@@ -313,8 +275,8 @@ impl<'a> Topic<'a> {
             (self.name, self.native) = (Some(&message.destination), None);
             self.refused = match (topics::check_name(&message.destination), shared.topics.look(&message.destination)) {
                 (Err(why), _) => Some(SendError::new(SendErrorKind::Rejected, why)),
-                (Ok(()), Known::Refused(why)) => Some(SendError::new(SendErrorKind::Failed, &*why)),
-                (Ok(()), Known::Open | Known::Unknown { .. }) => None,
+                (Ok(()), Known::Refused { why, .. }) => Some(SendError::new(SendErrorKind::Failed, &*why)),
+                (Ok(()), Known::Open | Known::Unknown) => None,
             };
         }
         self.refused.clone()
@@ -332,7 +294,7 @@ impl<'a> Topic<'a> {
 fn too_large(message: &Message) -> SendError {
     let text = format!(
         "the message of about {} bytes is over the sink's `message_bytes_max`; raise it and topic {}'s max.message.bytes, \
-         or make the payload smaller",
+         and send the event again as docs/guide/mending.md says",
         message.bytes(),
         message.destination
     );

@@ -22,11 +22,13 @@ enum State {
 /// What is known of a topic.
 pub(super) enum Known {
     Open,
-    Refused(Arc<str>),
-    /// `first`: never asked for, or so long ago that it is forgotten.
-    Unknown {
-        first: bool,
+    /// `old`: brokers are to be asked again before the next message to it.
+    Refused {
+        why: Arc<str>,
+        old: bool,
     },
+    /// Never asked for, or so long ago that it is forgotten.
+    Unknown,
 }
 
 impl Topics {
@@ -36,10 +38,9 @@ impl Topics {
 
     pub(super) fn look(&self, topic: &str) -> Known {
         match self.lock().get(topic) {
-            None => Known::Unknown { first: true },
+            None => Known::Unknown,
             Some(State::Open) => Known::Open,
-            Some(State::Refused { since, why }) if since.elapsed() < REFUSAL => Known::Refused(why.clone()),
-            Some(State::Refused { .. }) => Known::Unknown { first: false },
+            Some(State::Refused { since, why }) => Known::Refused { why: why.clone(), old: since.elapsed() >= REFUSAL },
         }
     }
     pub(super) fn open(&self, topic: &str) {
@@ -79,6 +80,19 @@ mod tests {
         for bad in ["", ".", "..", "a b", "ä", "a/b", "a\0", &"x".repeat(250)] {
             assert!(check_name(bad).unwrap_err().contains("correct the stream's routes"), "{bad}");
         }
+    }
+
+    #[test]
+    fn an_old_refusal_is_one_until_brokers_say_otherwise() {
+        let topics = Topics::default();
+        assert!(matches!(topics.look("t"), Known::Unknown));
+        topics.refuse("t", "missing");
+        assert!(matches!(topics.look("t"), Known::Refused { old: false, .. }));
+        let since = Instant::now().checked_sub(REFUSAL).unwrap();
+        topics.set("t", State::Refused { since, why: "missing".into() });
+        assert!(matches!(topics.look("t"), Known::Refused { old: true, .. }));
+        topics.open("t");
+        assert!(matches!(topics.look("t"), Known::Open));
     }
 
     #[test]

@@ -213,13 +213,33 @@ async fn case_o6_a_missing_topic_is_its_events_fault_only() {
     assert_eq!(seen(&missing, 1).len(), 1);
 }
 
+/// They are asked for together: one after another, each with its pauses, they would take three minutes and more.
+#[tokio::test(flavor = "multi_thread")]
+async fn case_o6_hundreds_of_missing_topics_do_not_hold_the_others_up() {
+    use SendErrorKind::Failed;
+    let there = topic(1, &[]);
+    let sink = sink(&Kafka::shared().bootstrap());
+    let missing = |n: u32| message(&format!("{there}-missing-{n}"), n, &format!("k{n}"), b"1");
+    let batch: Vec<_> = (1..=400).map(missing).chain([message(&there, 0, "good", b"1")]).collect();
+    let outcomes = within(sink.send(&batch)).await;
+    let (good, refused) = outcomes.split_last().unwrap();
+    assert_eq!(kinds(std::slice::from_ref(good)), [None]);
+    for (outcome, n) in refused.iter().zip(1..) {
+        let error = outcome.clone().unwrap_err();
+        assert_eq!(error.kind, Failed);
+        assert!(error.message.contains(&format!("--create --topic {there}-missing-{n} ")), "{}", error.message);
+    }
+    assert_eq!(seen(&there, 1).len(), 1);
+}
+
 /// Where brokers make topics by themselves, the first event costs no attempt.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_broker_may_make_the_topic_when_it_is_named_first() {
     let extra = vec![("auto.create.topics.enable".into(), "true".into())];
     let kafka = Kafka::start_with(&KafkaOptions { extra, ..KafkaOptions::default() }).unwrap();
     let sink = sink(&kafka.bootstrap());
-    assert_eq!(kinds(&within(sink.send(&[message("made", 0, "k", b"1")])).await), [None]);
+    let batch = [message("made", 0, "k", b"1"), message("made-too", 1, "k", b"1")];
+    assert_eq!(kinds(&within(sink.send(&batch)).await), [None, None]);
     assert_eq!(read_all(&plaintext(&kafka.bootstrap()), "made", 3).len(), 1);
 }
 
