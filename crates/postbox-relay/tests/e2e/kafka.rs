@@ -256,7 +256,8 @@ fn case_l4_a_drain_without_answers_ends_at_its_deadline_with_0() {
 #[test]
 fn case_l1_a_relay_killed_in_mid_batch_loses_nothing() {
     let (folder, database, topic) = ready("", "");
-    let folder = folder.env("POSTBOX__RELAY__LEASE", "2s");
+    // So few in hand that the backlog lasts, however late the test looks.
+    let folder = folder.env("POSTBOX__RELAY__LEASE", "2s").env("POSTBOX__RELAY__EVENTS_MAX", "100");
     write(&database, 50, 1, 60_000);
     let mut reader = Reader::new(&Kafka::shared().bootstrap(), &topic);
     for round in 1..=3 {

@@ -72,6 +72,10 @@ impl TcpProxy {
     pub fn port(&self) -> u16 {
         self.port
     }
+    /// What it does now: `CutAfter` has become `Pass` once the connection was cut.
+    pub fn mode(&self) -> Mode {
+        self.shared.lock().mode
+    }
     /// Connections accepted so far.
     pub fn accepted(&self) -> usize {
         self.shared.lock().accepted
