@@ -100,7 +100,7 @@ fn a_full_disk_is_named_and_the_event_comes_when_there_is_room() {
 mount -t tmpfs -o size=2m none . && cd "$PWD"
 "$1" migrate
 "$1" relay & relay=$!
-read _; dd if=/dev/zero of=filler bs=1k 2>/dev/null || true
+read _; dd if=/dev/zero of=filler bs=1k 2>/dev/null || true # fails when the disk is full, as it shall be
 read _; "$1" publish order 1 order.placed "\"$(printf %20000s)\"" && exit 9
 read _; rm filler; "$1" publish order 2 order.placed '{}' >&2
 read _; kill -TERM $relay; wait $relay"#;
