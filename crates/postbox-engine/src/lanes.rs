@@ -13,12 +13,14 @@ use std::collections::hash_map::{Entry, HashMap};
 pub struct Lanes {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    lanes: HashMap<u64, Lane, KeyIsHash>,
+    lanes: Vec<Lane>,
+    free_lanes: Vec<u32>,
+    by_key: HashMap<u64, u32, KeyIsHash>,
     /// Slots that could be sent, oldest first, each with the round it was put here for; outdated ones are skipped.
     ready: VecDeque<(u32, u32)>,
     settled: Vec<Settlement>,
     /// Lanes touched by the running call, resolved at its end.
-    touched: Vec<u64>,
+    touched: Vec<u32>,
     events: usize,
     bytes: usize,
     in_flight: usize,
@@ -63,6 +65,7 @@ pub enum Outcome {
 struct Slot {
     claimed: Option<Claimed>,
     state: State,
+    lane: u32,
     next: u32,
     round: u32,
 }
@@ -78,6 +81,8 @@ enum State {
 
 #[derive(Debug)]
 struct Lane {
+    key: u64,
+    /// `NONE`: the lane is free.
     head: u32,
     tail: u32,
     in_flight: u32,
@@ -93,7 +98,9 @@ impl Lanes {
         Lanes {
             slots: Vec::new(),
             free: Vec::new(),
-            lanes: HashMap::default(),
+            lanes: Vec::new(),
+            free_lanes: Vec::new(),
+            by_key: HashMap::default(),
             ready: VecDeque::new(),
             settled: Vec::new(),
             touched: Vec::new(),
@@ -123,22 +130,18 @@ impl Lanes {
         for claimed in events {
             self.events += 1;
             self.bytes += claimed.event.bytes();
-            let key = claimed.event.key();
-            let slot = self.slot(claimed);
-            let (first, stuck) = match self.lanes.entry(key) {
-                Entry::Occupied(mut lane) => {
-                    let lane = lane.get_mut();
-                    self.slots[lane.tail as usize].next = slot;
-                    lane.tail = slot;
-                    (false, lane.stuck)
-                }
-                Entry::Vacant(lane) => {
-                    lane.insert(Lane { head: slot, tail: slot, in_flight: 0, stuck: false });
-                    (true, false)
-                }
-            };
+            let lane = self.lane(claimed.event.key());
+            let slot = self.slot(claimed, lane);
+            let l = &mut self.lanes[lane as usize];
+            let (first, stuck) = (l.head == NONE, l.stuck);
+            if first {
+                l.head = slot;
+            } else {
+                self.slots[l.tail as usize].next = slot;
+            }
+            l.tail = slot;
             if self.draining {
-                self.touched.push(key);
+                self.touched.push(lane);
             } else if !stuck && (first || self.pipelined) {
                 self.ready.push_back((slot, self.slots[slot as usize].round));
             }
@@ -146,14 +149,20 @@ impl Lanes {
         self.resolve_touched();
     }
 
-    fn slot(&mut self, claimed: Claimed) -> u32 {
-        if let Some(slot) = self.free.pop() {
-            let s = &mut self.slots[slot as usize];
-            (s.claimed, s.state, s.next) = (Some(claimed), State::Queued, NONE);
-            return slot;
-        }
-        self.slots.push(Slot { claimed: Some(claimed), state: State::Queued, next: NONE, round: 0 });
-        u32::try_from(self.slots.len() - 1).expect("fewer than 2^32 events in hand")
+    /// The lane of a key; one without a head where the key has none yet.
+    fn lane(&mut self, key: u64) -> u32 {
+        let entry = match self.by_key.entry(key) {
+            Entry::Occupied(lane) => return *lane.get(),
+            Entry::Vacant(entry) => entry,
+        };
+        let new = Lane { key, head: NONE, tail: NONE, in_flight: 0, stuck: false };
+        *entry.insert(place(&mut self.lanes, &mut self.free_lanes, new))
+    }
+
+    fn slot(&mut self, claimed: Claimed, lane: u32) -> u32 {
+        let round = self.free.last().map_or(0, |slot| self.slots[*slot as usize].round);
+        let new = Slot { claimed: Some(claimed), state: State::Queued, lane, next: NONE, round };
+        place(&mut self.slots, &mut self.free, new)
     }
 
     /// The next batch: at most `events_max` events and, unless it is a single one, `bytes_max` bytes.
@@ -167,7 +176,7 @@ impl Lanes {
                 self.ready.pop_front();
                 continue;
             };
-            let lane = self.lanes.get_mut(&claimed.event.key()).expect("an event in hand has a lane");
+            let lane = &mut self.lanes[s.lane as usize];
             if lane.stuck {
                 self.ready.pop_front();
                 continue;
@@ -193,8 +202,7 @@ impl Lanes {
         for (&slot, outcome) in batch.slots.iter().zip(outcomes) {
             let s = &mut self.slots[slot as usize];
             debug_assert_eq!(s.state, State::Sent);
-            let key = s.claimed.as_ref().expect("an event in flight is in hand").event.key();
-            let lane = self.lanes.get_mut(&key).expect("an event in flight has a lane");
+            let lane = &mut self.lanes[s.lane as usize];
             lane.in_flight -= 1;
             lane.stuck |= outcome != Outcome::Published;
             s.state = match outcome {
@@ -202,7 +210,7 @@ impl Lanes {
                 Outcome::Verdict(verdict) => State::Failed(verdict),
                 Outcome::Again => State::Again,
             };
-            self.touched.push(key);
+            self.touched.push(s.lane);
         }
         self.resolve_touched();
     }
@@ -211,8 +219,7 @@ impl Lanes {
     pub fn drain(&mut self) {
         self.draining = true;
         self.ready.clear();
-        let in_hand = self.slots.iter().filter_map(|s| s.claimed.as_ref());
-        self.touched.extend(in_hand.map(|c| c.event.key()));
+        self.touched.extend(self.slots.iter().filter(|s| s.claimed.is_some()).map(|s| s.lane));
         self.resolve_touched();
     }
 
@@ -223,28 +230,27 @@ impl Lanes {
 
     fn resolve_touched(&mut self) {
         let mut touched = std::mem::take(&mut self.touched);
-        for key in touched.drain(..) {
-            self.resolve(key);
+        for lane in touched.drain(..) {
+            self.resolve(lane);
         }
         self.touched = touched; // keeps its memory
     }
 
     /// Settles the lane's head as far as it is decided.
-    fn resolve(&mut self, key: u64) {
-        while let Some(lane) = self.lanes.get(&key) {
-            let (head, idle) = (lane.head, lane.in_flight == 0);
+    fn resolve(&mut self, lane: u32) {
+        while let Some((head, idle)) = self.head(lane) {
             match self.slots[head as usize].state {
-                State::Done => self.pop(key, Verdict::Published),
+                State::Done => self.pop(lane, Verdict::Published),
                 State::Failed(_) if idle => {
                     let state = std::mem::replace(&mut self.slots[head as usize].state, State::Queued);
                     let State::Failed(verdict) = state else { unreachable!("matched above") };
-                    return self.end(key, verdict);
+                    return self.end(lane, verdict);
                 }
                 State::Again | State::Queued if idle && self.draining => {
                     let published = planted::is(Bug::DrainPublishes);
-                    return self.end(key, if published { Verdict::Published } else { Verdict::Release });
+                    return self.end(lane, if published { Verdict::Published } else { Verdict::Release });
                 }
-                State::Again if idle => return self.restart(key),
+                State::Again if idle => return self.restart(lane),
                 State::Queued if !self.pipelined && idle => {
                     self.ready.push_back((head, self.slots[head as usize].round));
                     return;
@@ -257,27 +263,27 @@ impl Lanes {
     /// The head gets `verdict`. Right behind a dead event, what was acknowledged stays so and what is dead too stays
     /// dead, since nothing will be sent before them any more; from the first that is neither, all are released, to be
     /// sent after it.
-    fn end(&mut self, key: u64, verdict: Verdict) {
+    fn end(&mut self, lane: u32, verdict: Verdict) {
         let mut decided = matches!(verdict, Verdict::Dead { .. });
-        self.pop(key, verdict);
-        if planted::is(Bug::LaneGoesOn) && self.lanes.contains_key(&key) {
-            return self.restart(key);
+        self.pop(lane, verdict);
+        if planted::is(Bug::LaneGoesOn) && self.head(lane).is_some() {
+            return self.restart(lane);
         }
-        while let Some(lane) = self.lanes.get(&key) {
-            let verdict = match &self.slots[lane.head as usize].state {
+        while let Some((head, _)) = self.head(lane) {
+            let verdict = match &self.slots[head as usize].state {
                 State::Done if decided => Verdict::Published,
                 State::Failed(dead @ Verdict::Dead { .. }) if decided => dead.clone(),
                 _ => Verdict::Release,
             };
             decided &= verdict != Verdict::Release;
-            self.pop(key, verdict);
+            self.pop(lane, verdict);
         }
     }
 
     /// Everything in the lane is sent again, in order: also what was acknowledged behind the head, since the head
     /// goes again too and the consumer shall not see it last.
-    fn restart(&mut self, key: u64) {
-        let lane = self.lanes.get_mut(&key).expect("the caller saw it");
+    fn restart(&mut self, lane: u32) {
+        let lane = &mut self.lanes[lane as usize];
         lane.stuck = false;
         let mut slot = lane.head;
         while slot != NONE {
@@ -291,22 +297,38 @@ impl Lanes {
         }
     }
 
-    fn pop(&mut self, key: u64, verdict: Verdict) {
-        let lane = self.lanes.get_mut(&key).expect("the caller saw it");
-        let slot = lane.head;
+    /// The head of a lane, and whether nothing of the lane is in flight; none where the lane is free by now.
+    fn head(&self, lane: u32) -> Option<(u32, bool)> {
+        let lane = &self.lanes[lane as usize];
+        (lane.head != NONE).then_some((lane.head, lane.in_flight == 0))
+    }
+
+    fn pop(&mut self, lane: u32, verdict: Verdict) {
+        let l = &mut self.lanes[lane as usize];
+        let slot = l.head;
         let s = &mut self.slots[slot as usize];
         let claimed = s.claimed.take().expect("a slot in a lane is in use");
         s.round = s.round.wrapping_add(1);
-        if s.next == NONE {
-            self.lanes.remove(&key);
-        } else {
-            lane.head = s.next;
+        l.head = s.next;
+        if l.head == NONE {
+            self.by_key.remove(&l.key);
+            self.free_lanes.push(lane);
         }
         self.free.push(slot);
         self.events -= 1;
         self.bytes -= claimed.event.bytes();
         self.settled.push(Settlement { ticket: claimed.ticket, verdict });
     }
+}
+
+/// Puts it where something was before, or at the end.
+fn place<T>(all: &mut Vec<T>, free: &mut Vec<u32>, new: T) -> u32 {
+    if let Some(index) = free.pop() {
+        all[index as usize] = new;
+        return index;
+    }
+    all.push(new);
+    u32::try_from(all.len() - 1).expect("fewer than 2^32 events in hand")
 }
 
 /// Keys are hashes already.

@@ -227,23 +227,27 @@ fn source(aggregate_type: &str) -> String {
     out
 }
 
-/// A decimal number without an allocation.
+/// A decimal number without an allocation, and without the machinery of `fmt`, which costs as much as a header.
 struct Number {
     digits: [u8; 20],
-    length: usize,
+    from: usize,
 }
 
 impl Number {
     fn new(value: i64) -> Number {
-        use std::io::Write as _;
-        let mut digits = [0; 20];
-        let mut rest = &mut digits[..];
-        write!(rest, "{value}").expect("an i64 has at most 20 characters");
-        let length = 20 - rest.len();
-        Number { digits, length }
+        let (mut digits, mut from, mut rest) = ([b'-'; 20], 20, value.unsigned_abs());
+        loop {
+            from -= 1;
+            digits[from] = b'0' + u8::try_from(rest % 10).expect("below ten");
+            rest /= 10;
+            if rest == 0 {
+                break;
+            }
+        }
+        Number { digits, from: from - usize::from(value < 0) }
     }
     fn bytes(&self) -> &[u8] {
-        &self.digits[..self.length]
+        &self.digits[self.from..]
     }
 }
 
@@ -307,6 +311,8 @@ mod tests {
             b"0193abcd-ef00-7001-8002-10203040506f"
         );
         assert_eq!(Number::new(i64::MIN).bytes(), b"-9223372036854775808");
+        assert_eq!(Number::new(i64::MAX).bytes(), b"9223372036854775807");
         assert_eq!(Number::new(0).bytes(), b"0");
+        assert_eq!(Number::new(-40).bytes(), b"-40");
     }
 }
