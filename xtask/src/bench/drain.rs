@@ -148,7 +148,7 @@ fn reached(samples: &[(f64, u64)], goal: u64) -> f64 {
 }
 
 /// Waits until the topic holds that many messages.
-fn wait(world: &World, events: u64, mut relay: Relay) -> Result<Relay> {
+pub(super) fn wait(world: &World, events: u64, mut relay: Relay) -> Result<Relay> {
     let client = audit::client(&world.kafka.bootstrap())?;
     let (mut last, mut moved) = (0, Instant::now());
     while last < events {

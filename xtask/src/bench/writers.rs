@@ -1,12 +1,13 @@
 //! S6: what a service pays for its event, with the relay running. Three kinds of the same business transaction,
 //! in turn: without an event, with one in a plain table, with one in the outbox.
 
+use super::drain::wait;
 use super::{Scale, median, report, round};
 use crate::audit::Listener;
 use crate::load::{self, INSERT, KEYS, Written, payload, place};
 use crate::machine::Watch;
 use crate::world::{Setup, World, connect};
-use anyhow::{Result, bail};
+use anyhow::Result;
 use serde_json::json;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
@@ -27,14 +28,17 @@ enum Kind {
 }
 const KINDS: [Kind; 3] = [Kind::Business, Kind::Plain, Kind::Outbox];
 
+/// As in S1.
+const WARM_UP: Duration = Duration::from_secs(60);
+
 pub(super) async fn run(scale: Scale) -> Result<()> {
     let (rounds, time, size) = (scale.rounds(5), scale.time(Duration::from_secs(5)), scale.size);
     let world = World::start(Setup { bench: true, ..Setup::default() })?;
     world.connect().await?.batch_execute(APP).await?;
-    let listener = Listener::start(&world.kafka.bootstrap(), |_| {})?;
     let relay = world.relay("bench")?;
     // The writers of one number have aggregates of their own, and numbers of their own; 32 is the most.
     let (mut figures, written, watch) = (vec![], Written::new(32), Watch::start()?);
+    transactions(&world, Kind::Outbox, &written, 16, size, scale.pause(WARM_UP)).await?;
     for (clients, name) in [(1, "clients_1"), (8, "clients_8"), (32, "clients_32")] {
         let mut rates = [const { Vec::new() }; 3];
         for round in 0..=rounds {
@@ -50,13 +54,12 @@ pub(super) async fn run(scale: Scale) -> Result<()> {
         figures.push((name, json!({ "business_per_s": business.round(), "plain_insert_per_s": plain.round(),
             "outbox_per_s": outbox.round(), "ratio_to_plain": round(outbox / plain), "ratio_to_business": round(outbox / business) })));
     }
-    if !listener.wait_for(written.events(), Duration::from_secs(60)) {
-        bail!("{} of {} arrived:\n{}", listener.delivered(), written.events(), relay.log_tail());
-    }
+    let relay = wait(&world, written.events(), relay)?;
     figures.extend([("rounds", rounds.into()), ("size", size.into())]);
     figures.extend([("relay_rss_mb", relay.rss_max_mb()?.into()), ("foreign_cores", watch.foreign_cores()?.into())]);
     relay.stop()?;
-    report(&world, "s6", figures, &listener.finish()?, written.truth()).await
+    let audit = Listener::start(&world.kafka.bootstrap(), |_| {})?.finish()?;
+    report(&world, "s6", figures, &audit, written.truth()).await
 }
 
 /// Transactions per second of one kind, in a closed loop.

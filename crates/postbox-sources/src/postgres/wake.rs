@@ -1,4 +1,4 @@
-//! When to poll: every 2 ms while events come, ever less often while none does, and once a second asleep, when writers
+//! When to poll: every few ms while events come, ever less often while none does, and once a second asleep, when writers
 //! notify. Before sleeping, every transaction that may have been told not to notify must have ended: see `Closing`.
 //! `Pace` is pure; `Wake` is what the listening connection tells the reader.
 
@@ -14,9 +14,12 @@ use tokio::sync::Notify;
 /// Between polls while events come: half of it is the price in latency, and 3 to 10 % of a core. The timer rounds up
 /// to the next millisecond.
 const PAUSE_BUSY: Duration = Duration::from_millis(1);
-/// Between polls that find more than `MANY`: there the machine's load makes the latency, and rarer polls lower it.
-const PAUSE_LOADED: Duration = Duration::from_millis(4);
-const MANY: usize = 8;
+/// Up to here it grows under load: each poll, and the small batch that comes of it, takes from the writers what they
+/// need to commit.
+const PAUSE_LOADED: Duration = Duration::from_millis(16);
+/// Load is more than `LOAD` events for each millisecond of the pause, and more than a `BURST`; less than half of it is none.
+const LOAD: usize = 4;
+const BURST: usize = 8;
 /// Between polls while awake and idle, also for ever where writers cannot notify: four statements a second.
 const PAUSE_IDLE: Duration = Duration::from_millis(250);
 /// Between polls asleep: for what no notification tells (another relay's wake lease, a lost listener not seen yet).
@@ -82,7 +85,7 @@ impl Pace {
     /// Takes in a poll that found so many events. `xmin`: the oldest transaction that its snapshot has running.
     pub(crate) fn polled(&mut self, now: Instant, found: usize, xmin: u64, listening: bool) -> Chore {
         if found > 0 {
-            let pause = if found > MANY { PAUSE_LOADED } else { PAUSE_BUSY };
+            let pause = self.loaded(found);
             let steady = self.mode == Mode::Awake; // a lone event is not worth two writes
             (self.mode, self.pause, self.last_event) = (Mode::Awake, pause, now);
             return if steady { self.busy(now) } else { Chore::None };
@@ -105,6 +108,21 @@ impl Pace {
             }
         }
         Chore::None
+    }
+
+    /// The pause after a poll that found so many events: four times as long or as short as before, since one poll may lie.
+    fn loaded(&self, found: usize) -> Duration {
+        let pause = self.pause.min(PAUSE_LOADED);
+        let load = LOAD * usize::try_from(pause.as_millis()).expect("a few milliseconds");
+        if self.pause > PAUSE_LOADED {
+            PAUSE_BUSY
+        } else if found > load.max(BURST) {
+            (pause * 4).min(PAUSE_LOADED)
+        } else if found < load / 2 {
+            (pause / 4).max(PAUSE_BUSY)
+        } else {
+            pause
+        }
     }
 
     /// While events come: whether the wake lease is due again.
@@ -188,8 +206,6 @@ mod tests {
         assert_eq!(pace.polled(start + MS, 1, 100, true), Chore::None, "held a moment ago");
         assert_eq!(pace.polled(start + 100 * MS, 0, 100, true), Chore::None);
         assert_eq!(pace.pause(), PAUSE_BUSY);
-        pace.polled(start + 101 * MS, MANY + 1, 100, true);
-        assert_eq!(pace.pause(), PAUSE_LOADED);
         for n in 0..20 {
             assert_eq!(pace.polled(start + (400 + n) * MS, 0, 100, true), Chore::None);
         }
@@ -203,6 +219,19 @@ mod tests {
         assert_eq!(pace.polled(start + 60_000 * MS, 1, 200, true), Chore::None, "one event is not worth a hold");
         assert_eq!(pace.polled(start + 60_002 * MS, 1, 200, true), Chore::Hold);
         assert_eq!(pace.pause(), PAUSE_BUSY);
+    }
+
+    #[test]
+    fn polls_are_rarer_under_load_and_as_frequent_as_before_after_it() {
+        let start = Instant::now();
+        let mut pace = Pace::new(start);
+        let mut pauses = |found: &[usize]| -> Vec<u128> {
+            found.iter().map(|n| (pace.polled(start, *n, 100, true), pace.pause().as_millis()).1).collect()
+        };
+        assert_eq!(pauses(&[1, BURST, 3, 1]), [1, 1, 1, 1], "a thousand a second and a small burst");
+        assert_eq!(pauses(&[40, 4, 1, 1]), [4, 1, 1, 1], "a large burst");
+        assert_eq!(pauses(&[9, 20, 80, 70, 40]), [4, 16, 16, 16, 16], "five thousand a second");
+        assert_eq!(pauses(&[16, 4, 1]), [4, 1, 1], "a thousand a second again");
     }
 
     #[test]
