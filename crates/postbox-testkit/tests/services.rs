@@ -21,6 +21,8 @@ fn postgres_lives(version: PgVersion) {
     let database = server.create_database();
     let name = database.rsplit_once('/').unwrap().1;
     server.execute(name, "CREATE TABLE t AS SELECT 'kept' AS a, NULL AS b").unwrap();
+    let major = "SELECT (current_setting('server_version_num')::integer / 10000)::text";
+    assert_eq!(server.execute(name, major).unwrap(), [[Some(format!("{version:?}").replace('V', ""))]]);
     let settings = "SELECT current_setting('max_prepared_transactions'), current_setting('wal_level')";
     assert_eq!(server.execute(name, settings).unwrap(), [[Some("20".into()), Some("logical".into())]]);
     let pid = server.pid();
@@ -38,6 +40,11 @@ fn postgres_lives(version: PgVersion) {
     let folder = server.folder().to_path_buf();
     server.stop().unwrap();
     assert!(!folder.exists());
+}
+
+#[test]
+fn postgres_14_starts_crashes_and_comes_back() {
+    postgres_lives(PgVersion::V14);
 }
 
 #[test]

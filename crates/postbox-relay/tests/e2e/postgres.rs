@@ -35,10 +35,17 @@ fn refused(folder: &Folder, words: &[&str]) {
 
 #[test]
 fn an_event_written_by_sql_is_on_stdout_and_traced() {
-    let (folder, database) = migrated();
+    PgVersion::ALL.into_iter().for_each(an_event_is_on_stdout_and_traced);
+}
+
+fn an_event_is_on_stdout_and_traced(version: PgVersion) {
+    let server = Postgres::shared(version);
+    let url = server.create_database();
+    let folder = Folder::new().env("DATABASE_URL", &url);
+    folder.ok(&["migrate"]);
     let relay = folder.leading_relay();
     let sql = "SELECT postbox.publish('order', '42', 'order.placed', '{\"n\": 9007199254740993}')";
-    let id = execute(&database, sql)[0][0].clone().unwrap();
+    let id = server.execute(url.rsplit('/').next().unwrap(), sql).unwrap()[0][0].clone().unwrap();
     let line = relay.stdout.wait_for(&id);
     assert!(line.contains("\"payload\":{\"n\": 9007199254740993}"), "{line}");
     until("the event is settled", || folder.json(&["trace", &id, "--json"])[0]["state"] == "published");

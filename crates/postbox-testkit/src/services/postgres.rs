@@ -8,9 +8,11 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// The versions that the tests run against: the oldest at hand as a Debian package, and the newest.
+/// The versions that the tests run against: the oldest that is promised, the one at hand as a Debian package, and the
+/// newest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PgVersion {
+    V14,
     V15,
     V18,
 }
@@ -18,10 +20,11 @@ pub enum PgVersion {
 const POM: &str = include_str!("../../resources/postgres.pom.xml");
 
 impl PgVersion {
-    pub const ALL: [PgVersion; 2] = [PgVersion::V15, PgVersion::V18];
+    pub const ALL: [PgVersion; 3] = [PgVersion::V14, PgVersion::V15, PgVersion::V18];
 
     fn number(self) -> u32 {
         match self {
+            PgVersion::V14 => 14,
             PgVersion::V15 => 15,
             PgVersion::V18 => 18,
         }
@@ -35,7 +38,8 @@ impl PgVersion {
                 ensure!(bin.join("postgres").exists(), "PostgreSQL 15 is missing: apt-get install postgresql-15");
                 Ok(bin)
             }
-            PgVersion::V18 => Ok(cache::once("postgres-18.6.0", fetch_18)?.join("bin")),
+            PgVersion::V14 => fetched("14.23.0"),
+            PgVersion::V18 => fetched("18.6.0"),
         }
     }
 
@@ -58,11 +62,15 @@ impl PgVersion {
     }
 }
 
-fn fetch_18(folder: &Path) -> Result<()> {
-    cache::maven(POM, "unpack-dependencies", folder)?;
-    let archive = folder.join("postgres-linux-x86_64.txz");
-    cache::run(Command::new("tar").arg("-xJf").arg(&archive).arg("-C").arg(folder), "apt-get install xz-utils")?;
-    Ok(std::fs::remove_file(archive)?)
+/// The programs of a version that is no package of the system's.
+fn fetched(version: &str) -> Result<PathBuf> {
+    let folder = cache::once(&format!("postgres-{version}"), |folder| {
+        cache::maven(&POM.replace("{version}", version), "unpack-dependencies", folder)?;
+        let archive = folder.join("postgres-linux-x86_64.txz");
+        cache::run(Command::new("tar").arg("-xJf").arg(&archive).arg("-C").arg(folder), "apt-get install xz-utils")?;
+        Ok(std::fs::remove_file(archive)?)
+    })?;
+    Ok(folder.join("bin"))
 }
 
 const NAMESPACE: &[&str] = &["unshare", "--user", "--map-user=65534", "--map-group=65534"];
@@ -149,7 +157,7 @@ impl Postgres {
     /// # Panics
     /// When it does not start.
     pub fn shared(version: PgVersion) -> &'static Postgres {
-        static SHARED: [OnceLock<Postgres>; 2] = [OnceLock::new(), OnceLock::new()];
+        static SHARED: [OnceLock<Postgres>; PgVersion::ALL.len()] = [const { OnceLock::new() }; PgVersion::ALL.len()];
         SHARED[version as usize].get_or_init(|| Postgres::start(version).expect("PostgreSQL starts"))
     }
 

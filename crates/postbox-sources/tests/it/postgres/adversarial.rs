@@ -1,7 +1,7 @@
 //! Under the writers of the testkit's adversary, a reader that stops and starts anywhere, bins emptied and resized under it:
 //! every committed event is read once, in the order of its aggregate, and nothing else is.
 
-use super::{Db, LIMIT, acquire, client, in_time, on_all_versions, published};
+use super::{Db, LIMIT, acquire, client, in_time, on_15_and_18, published};
 use postbox_engine::{Log, Rng};
 use postbox_sources::postgres::{PostgresLog, PostgresOptions};
 use postbox_testkit::adversary::{Adversary, Judgement, Seen, transactions};
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 use tokio_postgres::Client;
 
-on_all_versions! { nothing_is_lost_doubled_or_misordered }
+on_15_and_18! { nothing_is_lost_doubled_or_misordered }
 
 /// Events in a page: few, so that windows are large.
 const PAGE_MAX: usize = 40;

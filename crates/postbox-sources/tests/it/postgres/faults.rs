@@ -1,13 +1,13 @@
 //! What breaks: connections, servers that are none, a relay that does not take its pages.
 
-use super::{Db, LIMIT, SECOND, acquire, client, drain, in_time, on_all_versions, published};
+use super::{Db, LIMIT, SECOND, acquire, client, drain, in_time, on_15_and_18, published};
 use postbox_engine::{Log, SourceErrorKind};
 use postbox_sources::postgres::{PostgresLog, PostgresOptions};
 use postbox_testkit::services::{Mode, PgVersion, Postgres, TcpProxy};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-on_all_versions! {
+on_15_and_18! {
     a_killed_connection_ends_the_tenure_and_loses_nothing
     a_renewal_tells_whether_to_try_again
     case_l5_a_crashed_server_loses_nothing

@@ -1,13 +1,13 @@
 //! Case R5: the cursor is trusted only where it was written. Each refusal says why, and what mends it.
 
-use super::{Db, LIMIT, SECOND, acquire, client, drain, in_time, on_all_versions, published};
+use super::{Db, LIMIT, SECOND, acquire, client, drain, in_time, on_15_and_18, published};
 use postbox_engine::{Changes, HeldChange, HeldQuery, HeldState, Log, SourceErrorKind};
 use postbox_sources::postgres::{PostgresLog, PostgresOptions, admin};
 use postbox_testkit::services::{PgVersion, Postgres};
 use std::process::Command;
 use std::time::Duration;
 
-on_all_versions! {
+on_15_and_18! {
     case_r5_a_copy_of_the_database_is_refused_and_mended
     case_r5_a_standby_is_refused_until_it_is_promoted
     case_r5_a_lost_tail_is_refused_and_mended

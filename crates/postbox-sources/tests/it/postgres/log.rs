@@ -1,12 +1,12 @@
 //! Reading, settling and the lease, statement by statement.
 
-use super::{Db, LIMIT, acquire, client, drain, in_time, on_all_versions, published};
+use super::{Db, LIMIT, acquire, client, drain, in_time, on_15_and_18, published};
 use postbox_engine::{Changes, HeldChange, HeldQuery, HeldState, Log, SourceErrorKind};
 use postbox_sources::postgres::PostgresLog;
 use postbox_testkit::services::PgVersion;
 use std::time::Duration;
 
-on_all_versions! {
+on_15_and_18! {
     case_r1_the_lower_id_commits_last
     case_r2_an_open_transaction_delays_only_its_own_events
     case_r3_gaps_of_rolled_back_ids_are_not_waited_for

@@ -1,4 +1,4 @@
-//! The log source on PostgreSQL, on the oldest and the newest version at hand.
+//! The log source on PostgreSQL, on the oldest and the newest version that are promised, and one between.
 
 mod adversarial;
 mod faults;
@@ -120,15 +120,20 @@ pub(crate) async fn drain(log: &PostgresLog, n: usize) -> Vec<i64> {
     ids
 }
 
-/// Runs a test on every version.
-macro_rules! on_all_versions {
-    ($($(#[$meta:meta])* $name:ident)*) => { $(
-        mod $name {
+/// Runs tests on the versions named.
+macro_rules! on_versions {
+    ([$($on:ident $version:ident),*] $name:ident) => {
+        mod $name { $(
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn on_15() { super::$name(postbox_testkit::services::PgVersion::V15).await }
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn on_18() { super::$name(postbox_testkit::services::PgVersion::V18).await }
-        }
-    )* };
+            async fn $on() { super::$name(postbox_testkit::services::PgVersion::$version).await }
+        )* }
+    };
 }
-pub(crate) use on_all_versions;
+macro_rules! on_all_versions {
+    ($($name:ident)*) => { $( crate::postgres::on_versions! { [on_14 V14, on_15 V15, on_18 V18] $name } )* };
+}
+/// What PostgreSQL 14 does no otherwise than 15, or has no way to be asked about.
+macro_rules! on_15_and_18 {
+    ($($name:ident)*) => { $( crate::postgres::on_versions! { [on_15 V15, on_18 V18] $name } )* };
+}
+pub(crate) use {on_15_and_18, on_all_versions, on_versions};

@@ -1,12 +1,12 @@
 //! Odd names, encodings and settings.
 
-use super::{Db, LIMIT, SECOND, WEEK, acquire, client, in_time, on_all_versions, published};
+use super::{Db, LIMIT, SECOND, WEEK, acquire, client, in_time, on_15_and_18, published};
 use postbox_engine::{HeldChange, HeldQuery, HeldState, Log};
 use postbox_sources::postgres::{PostgresLog, admin, migrate};
 use postbox_testkit::services::{PgVersion, Postgres};
 use std::time::Duration;
 
-on_all_versions! {
+on_15_and_18! {
     case_r8_a_hostile_schema_name_beside_another_outbox
     case_r8_a_column_added_under_the_relay
     case_p3_another_encoding_and_odd_settings

@@ -1,12 +1,12 @@
 //! What reading costs the database, in index entries read, not in time: the plans hold whatever the statistics say, and
 //! the cost of a poll depends neither on retained rows nor on what others leave open.
 
-use super::{Db, acquire, client, drain, in_time, on_all_versions};
+use super::{Db, acquire, client, drain, in_time, on_15_and_18};
 use postbox_engine::Log;
 use postbox_sources::postgres::PostgresLog;
 use postbox_testkit::services::PgVersion;
 
-on_all_versions! {
+on_15_and_18! {
     case_r6_statistics_of_an_empty_table_do_not_spoil_the_plans
     case_r7_retained_rows_and_old_snapshots_cost_a_poll_nothing
     a_bulk_writer_is_not_walked_at_every_poll

@@ -1,14 +1,14 @@
 //! Bins are emptied when every stream has passed them and nothing in them is held; never sooner, and nobody waits.
 //! Each test has a server of its own: transactions of other databases hold a snapshot's xmin back, too.
 
-use super::{Db, LIMIT, SECOND, acquire, client, drain, in_time, on_all_versions, published};
+use super::{Db, LIMIT, SECOND, acquire, client, drain, in_time, on_15_and_18, published};
 use postbox_engine::{Changes, HeldChange, HeldState, Log};
 use postbox_sources::postgres::{PostgresLog, admin, migrate};
 use postbox_testkit::services::{PgVersion, Postgres};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-on_all_versions! {
+on_15_and_18! {
     case_d1_a_bin_goes_when_all_have_passed_it_and_nothing_in_it_is_held
     case_r9_a_relay_away_for_rounds_of_the_ring_finds_everything
     case_d1_the_ring_turns_by_the_configured_retention_and_a_change_empties_nothing_too_early

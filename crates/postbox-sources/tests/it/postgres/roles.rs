@@ -9,7 +9,7 @@ use postbox_testkit::services::{PgVersion, Postgres};
 use std::time::Duration;
 use tokio_postgres::Client;
 
-super::on_all_versions! {
+super::on_15_and_18! {
     case_t3_a_writer_writes_and_nothing_else
     case_t3_a_relay_relays_without_being_a_superuser
 }

@@ -1,4 +1,4 @@
-//! The rules that every source must pass, on both versions; where a rule needs to wait, the log sleeps and is woken.
+//! The rules that every source must pass, on every version; where a rule needs to wait, the log sleeps and is woken.
 
 use super::{Db, client};
 use postbox_engine::LogSource;
@@ -76,6 +76,10 @@ async fn write(tx: &Transaction<'_>, d: &Draft) {
     )
     .await
     .unwrap();
+}
+
+mod on_14 {
+    postbox_testkit::source_suite!(super::Postgres(super::PgVersion::V14));
 }
 
 mod on_15 {

@@ -1,11 +1,11 @@
 //! Sleep and what ends it. Counted in statements and facts of the database, not in time.
 
-use super::{Db, LIMIT, acquire, client, drain, in_time, on_all_versions};
+use super::{Db, LIMIT, acquire, client, drain, in_time, on_15_and_18};
 use postbox_engine::Log;
 use postbox_testkit::services::PgVersion;
 use std::time::{Duration, Instant};
 
-on_all_versions! {
+on_15_and_18! {
     asleep_the_log_is_quiet_and_writers_wake_it
     sleep_waits_for_writers_that_may_stay_silent
     case_d4_a_lost_listener_is_survived
