@@ -5,6 +5,7 @@
 use crate::postgres::error::{STATEMENT_TIMEOUT, failed, refused, unavailable, within};
 use crate::postgres::tls::Target;
 use postbox_engine::{SourceError, SourceErrorKind};
+use std::borrow::Cow;
 use std::future::poll_fn;
 use std::time::Duration;
 use tokio::task::JoinHandle;
@@ -35,6 +36,19 @@ pub(crate) enum Role {
 pub(crate) struct Session {
     pub(crate) client: Client,
     driver: JoinHandle<()>,
+    /// The database's encoding may lack characters.
+    narrow: bool,
+}
+
+impl Session {
+    /// A text of ours as any database takes it: an error that cannot be stored would stop the settle that it is in.
+    pub(crate) fn storable<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        let fits = |c: char| c != '\0' && (c.is_ascii() || !self.narrow);
+        if text.chars().all(fits) {
+            return text.into();
+        }
+        text.chars().map(|c| if fits(c) { c.to_string() } else { c.escape_unicode().to_string() }).collect()
+    }
 }
 
 impl Drop for Session {
@@ -72,7 +86,8 @@ pub(crate) async fn connect(
     let connecting = target.config.connect(MakeRustlsConnect::new(target.tls()?));
     let doing = format!("connect to {}", target.places());
     let (client, mut connection) = within(CONNECT_TIMEOUT, &doing, connecting).await.map_err(unreachable)?;
-    let raw = connection.parameter("server_encoding") == Some("SQL_ASCII");
+    let encoding = connection.parameter("server_encoding").unwrap_or("UTF8");
+    let (raw, narrow) = (encoding == "SQL_ASCII", !matches!(encoding, "SQL_ASCII" | "UTF8"));
     let driver = tokio::spawn(async move {
         while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
             if matches!(message, AsyncMessage::Notification(_)) {
@@ -81,7 +96,7 @@ pub(crate) async fn connect(
         }
         on_notice(None);
     });
-    let session = Session { client, driver };
+    let session = Session { client, driver, narrow };
     greet(&session, role, raw).await?;
     Ok(session)
 }

@@ -259,10 +259,16 @@ impl PostgresLog {
         })
     }
 
+    /// What the stream's trouble is, for the lease's row.
+    fn told(&self, session: &Session) -> Option<String> {
+        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        trouble.as_deref().map(|text| session.storable(text).into_owned())
+    }
+
     async fn prolong(&self) -> Result<Duration, SourceError> {
         let (tenure, o) = (self.current()?, &self.options);
         let ttl = o.ttl.as_secs_f64();
-        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let trouble = self.told(&tenure.settler);
         let renewed = within(
             o.ttl,
             "renew the lease",
@@ -310,7 +316,7 @@ impl Log for PostgresLog {
     async fn release(&self) -> Result<(), SourceError> {
         let Some(tenure) = self.end() else { return Ok(()) };
         let (stream, shard) = (&*self.options.stream, self.options.shard);
-        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let trouble = self.told(&tenure.settler);
         within(
             self.options.ttl,
             "give the lease back",

@@ -1,11 +1,13 @@
 //! Settling: held rows and the cursor's new row in one fenced statement, all or none. No row back: the lease is lost,
 //! and nothing was written.
 
+use crate::postgres::connect::Session;
 use crate::postgres::identity::Identity;
 use crate::postgres::log::{Mark, Tenure};
 use crate::postgres::row::SnapshotText;
 use crate::postgres::{PostgresOptions, error::within};
 use postbox_engine::{Changes, HeldChange, SourceError};
+use std::borrow::Cow;
 use std::sync::atomic::Ordering::Relaxed;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
@@ -46,7 +48,7 @@ pub(crate) async fn record(
     let row = if changes.held.is_empty() {
         within(options.ttl, "settle", tenure.settler.query_opt(&tenure.statements.record, &cursor)).await?
     } else {
-        let held = Held::of(&changes.held);
+        let held = Held::of(&changes.held, &tenure.settler);
         let moves = mark.is_some();
         let mut all = cursor.to_vec();
         all.extend(held.parameters());
@@ -72,11 +74,11 @@ struct Held<'a> {
     states: Vec<&'static str>,
     attempts: Vec<i32>,
     due: Vec<Option<i64>>,
-    errors: Vec<Option<&'a str>>,
+    errors: Vec<Option<Cow<'a, str>>>,
 }
 
 impl<'a> Held<'a> {
-    fn of(changes: &'a [HeldChange]) -> Held<'a> {
+    fn of(changes: &'a [HeldChange], session: &Session) -> Held<'a> {
         let mut rows = Held::default();
         for change in changes {
             let event = &change.event;
@@ -90,7 +92,7 @@ impl<'a> Held<'a> {
             rows.states.push(change.state.name());
             rows.attempts.push(i32::try_from(change.attempts).unwrap_or(i32::MAX));
             rows.due.push(due(change));
-            rows.errors.push(change.error.as_deref());
+            rows.errors.push(change.error.as_deref().map(|text| session.storable(text)));
         }
         rows
     }

@@ -78,6 +78,15 @@ CREATE TABLE {schema}.outbox_2 PARTITION OF {schema}.outbox FOR VALUES IN (2);
 CREATE TABLE {schema}.outbox_3 PARTITION OF {schema}.outbox FOR VALUES IN (3);
 CREATE TABLE {schema}.outbox_4 PARTITION OF {schema}.outbox FOR VALUES IN (4);
 CREATE TABLE {schema}.outbox_5 PARTITION OF {schema}.outbox FOR VALUES IN (5);
+-- Relays read in UTF-8, and one text that cannot be told in it would fail the whole page that it is in. Other encodings
+-- can hold such (byte 0x81 of WIN1252), so there a write that brings one is refused with SQLSTATE 22P05. In UTF8 nothing
+-- is to be asked, and from SQL_ASCII relays read bytes.
+DO $body$ BEGIN
+  IF current_setting('server_encoding') NOT IN ('UTF8', 'SQL_ASCII') THEN
+    EXECUTE format('ALTER TABLE %s ADD CONSTRAINT outbox_is_utf8 CHECK (octet_length(convert_to(
+      concat(aggregate_type, aggregate_id, event_type, content_type, destination, headers, payload), ''UTF8'')) > 0)', $name${schema}.outbox$name$);
+  END IF;
+END $body$;
 CREATE INDEX outbox_poll       ON {schema}.outbox (txid, id);
 CREATE INDEX outbox_event_id   ON {schema}.outbox (event_id);                 -- "was event X published, and when?"
 CREATE INDEX outbox_created_at ON {schema}.outbox USING brin (created_at);    -- lists by time

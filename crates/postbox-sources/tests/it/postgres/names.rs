@@ -5,12 +5,14 @@ use postbox_engine::{HeldChange, HeldQuery, HeldState, Log};
 use postbox_sources::postgres::{PostgresLog, admin, migrate};
 use postbox_testkit::services::{PgVersion, Postgres};
 use std::time::Duration;
+use tokio_postgres::error::SqlState;
 
 on_15_and_18! {
     case_r8_a_hostile_schema_name_beside_another_outbox
     case_r8_a_column_added_under_the_relay
     case_p3_another_encoding_and_odd_settings
     case_p3_text_that_is_no_utf8_spoils_its_row_alone
+    case_p3_text_without_utf8_is_refused_at_the_write_and_nothing_stands_still
     streams_are_independent
     shards_share_the_keys
 }
@@ -140,6 +142,58 @@ async fn case_p3_text_that_is_no_utf8_spoils_its_row_alone(version: PgVersion) {
     log.record(&changes).await.unwrap();
     let due = log.held(&HeldQuery { limit: LIMIT, open: vec![], skip: vec![] }).await.unwrap();
     assert_eq!(due.events[0].event.unreadable(), wrong("aggregate_id", 2).as_deref());
+}
+
+/// WIN1252 takes byte 0x81, which is no character: the server could not send it in UTF-8, nor the rest of the page with it.
+/// The other way round, an error's text may hold what the database has no byte for.
+async fn case_p3_text_without_utf8_is_refused_at_the_write_and_nothing_stands_still(version: PgVersion) {
+    let url = Postgres::shared(version).create_database_with("TEMPLATE template0 ENCODING 'WIN1252' LOCALE 'C'");
+    migrate::migrate(&mut client(&url).await, "postbox", WEEK).await.unwrap();
+    let db = Db { client: client(&url).await, url };
+    let columns = ["aggregate_type", "aggregate_id", "event_type", "content_type", "destination", "headers", "payload"];
+    let write = |column: &str, byte: &str| {
+        let values = columns.map(|c| {
+            let text = format!("convert_from('\\x{}', 'WIN1252')", if c == column { byte } else { "80" });
+            match c {
+                "headers" => format!("json_build_object('a', {text})::jsonb"),
+                "payload" => format!("to_json({text})"),
+                _ => text,
+            }
+        });
+        format!("INSERT INTO postbox.outbox ({}) VALUES ({})", columns.join(", "), values.join(", "))
+    };
+    for column in columns {
+        db.sql(&write(column, "80")).await; // the euro sign
+        let bad = db.client.batch_execute(&write(column, "81")).await;
+        assert_eq!(bad.unwrap_err().code(), Some(&SqlState::UNTRANSLATABLE_CHARACTER), "{column}");
+    }
+    let publish = "SELECT postbox.publish('order', convert_from('\\x81', 'WIN1252'), 't')";
+    let bad = db.client.batch_execute(publish).await.unwrap_err();
+    assert!(bad.as_db_error().unwrap().message().contains("0x81"), "{bad:?}");
+
+    let log = db.log();
+    acquire(&log).await;
+    let page = in_time("a page", log.read(LIMIT)).await.unwrap();
+    assert_eq!(page.events.len(), columns.len());
+    assert!(page.events.iter().all(|e| e.aggregate_id() == "\u{20ac}" && e.unreadable().is_none()));
+    let mut changes = published(&page);
+    changes.held.push(HeldChange {
+        event: page.events[0].clone(),
+        state: HeldState::Dead,
+        attempts: 1,
+        due: Duration::ZERO,
+        error: Some("\u{20ac} is no \u{2192}".into()),
+    });
+    log.record(&changes).await.unwrap();
+    let error: String = db.one("SELECT error FROM postbox.held").await;
+    assert_eq!(error, r"\u{20ac} is no \u{2192}");
+    log.trouble(Some("\u{2192}"));
+    log.renew().await.unwrap();
+    let trouble = "SELECT error FROM postbox.lease";
+    assert_eq!(db.one::<String>(trouble).await, r"\u{2192}");
+    log.trouble(Some("a\0"));
+    log.release().await.unwrap();
+    assert_eq!(db.one::<String>(trouble).await, r"a\u{0}");
 }
 
 async fn streams_are_independent(version: PgVersion) {
