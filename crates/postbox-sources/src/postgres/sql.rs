@@ -186,7 +186,7 @@ impl HeldSql {
             ),
             // Those that are due, and those waiting under an open key: no payload is touched.
             ready: format!(
-                "(SELECT * FROM ({held} AND {DUE} AND due_at <= clock_timestamp() AND id <> ALL ($3) AND {exists} ORDER BY due_at LIMIT $5) d) \
+                "(SELECT * FROM ({held} AND {DUE} AND due_at <= clock_timestamp() AND id <> ALL ($3) AND {exists} ORDER BY due_at, id LIMIT $5) d) \
                  UNION ALL \
                  (SELECT w.* FROM unnest($4::bigint[]) k CROSS JOIN LATERAL ({held} AND key = k AND state <> 'done' AND state = 'waiting' \
                  AND id <> ALL ($3) AND {exists} ORDER BY id LIMIT $5) w ORDER BY w.id LIMIT $5) \

@@ -150,7 +150,7 @@ CREATE TABLE {schema}.held (
   PRIMARY KEY (stream, id)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
         autovacuum_analyze_scale_factor = 0.05, autovacuum_analyze_threshold = 1000);
-CREATE INDEX held_due ON {schema}.held (stream, shard, due_at)  WHERE state IN ('retry', 'delayed', 'replay');
+CREATE INDEX held_due ON {schema}.held (stream, shard, due_at, id) WHERE state IN ('retry', 'delayed', 'replay');
 CREATE INDEX held_key ON {schema}.held (stream, shard, key, id) WHERE state <> 'done';
 
 -- ---------------------------------------------------------------------------------------------------------------------

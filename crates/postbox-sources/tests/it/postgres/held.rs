@@ -1,8 +1,9 @@
-//! What taking held events costs: memory and traffic follow the bytes that the hand has room for, not the rows there are.
+//! Taking held events: in which order, and what it costs. Memory and traffic follow the bytes that the hand has room for,
+//! entries read follow what is taken, not the rows there are.
 
-use super::{Db, LIMIT, acquire, in_time, published};
+use super::{Db, LIMIT, acquire, in_time, on_15_and_18, published};
 use postbox_engine::{
-    Changes, ClaimLimit, DeadPolicy, HeldChange, HeldState, Log, LogSource, Settlement, Source, Verdict,
+    Changes, ClaimLimit, DeadPolicy, HeldChange, HeldQuery, HeldState, Log, LogSource, Settlement, Source, Verdict,
 };
 use postbox_sources::postgres::{PostgresLog, PostgresOptions};
 use postbox_testkit::services::{PgVersion, Postgres, TcpProxy};
@@ -41,6 +42,34 @@ async fn waiting(db: &Db, rows: usize) {
         log.record(&Changes { held: held.collect(), ..published(&page) }).await.unwrap();
     }
     log.release().await.unwrap();
+}
+
+on_15_and_18! { replays_asked_for_all_at_once_come_in_order_at_the_cost_of_what_is_taken }
+
+/// One UPDATE gives them one `due_at`, and leaves their rows where there was room.
+async fn replays_asked_for_all_at_once_come_in_order_at_the_cost_of_what_is_taken(version: PgVersion) {
+    const REPLAYS: usize = 1_000;
+    const PIECE: usize = 100;
+    let db = Db::new(version).await;
+    waiting(&db, REPLAYS).await;
+    db.sql("UPDATE postbox.held SET state = 'replay', due_at = now()").await;
+    let log = db.log();
+    acquire(&log).await;
+    let limit = ClaimLimit { events_max: PIECE, ..LIMIT };
+    let mut query = HeldQuery { limit, open: vec![], skip: vec![] };
+    while query.skip.len() < REPLAYS {
+        let page = in_time("the next claim", log.held(&query)).await.unwrap();
+        query.skip.extend(page.events.iter().map(|held| held.event.id()));
+    }
+    assert!(query.skip.is_sorted() && query.skip.len() == REPLAYS, "{:?}", query.skip);
+    log.release().await.unwrap();
+    let open = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'postbox %' AND datname = current_database()";
+    in_time("the relay's connections have ended", async { while db.one::<i64>(open).await > 0 {} }).await;
+    let read: i64 = db.one("SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'held_due'").await;
+    // What is in hand is walked over, twice: for what is ready, and for when the next one is due.
+    let most = i64::try_from((1..=REPLAYS / PIECE).map(|n| 2 * n * PIECE + 1).sum::<usize>()).unwrap();
+    println!("{REPLAYS} replays, {PIECE} at once: {read} index entries");
+    assert!((most / 2..=most).contains(&read), "{read} index entries, not {most} at most");
 }
 
 /// 4 GB, of which one claim after the other takes what fits.
