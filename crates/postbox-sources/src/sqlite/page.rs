@@ -47,15 +47,14 @@ pub(super) fn read(
     Ok(LogPage { events: page.finish(), delays, mark })
 }
 
-/// Held events that may be sent now, in id order, at most `query.limit`. Their ids first: to sort whole events, SQLite
-/// would keep all of them in memory.
-pub(super) fn held(database: &Database, c: &Connection, stream: &str, query: &HeldQuery) -> Result<HeldPage, Failure> {
-    // The waiting ones are cut per key, so that a key with many of them costs no more than one with a few. A row whose
-    // event somebody deleted holds up nobody.
-    let sql = format!(
+/// The ids of the held events that may be sent now. The waiting ones are cut per key, so that a key with many of them costs
+/// no more than one with a few; of the others those that are due are walked, by an index that SQLite does not always
+/// choose by itself. A row whose event somebody deleted holds up nobody.
+fn ready() -> String {
+    format!(
         "WITH skip AS MATERIALIZED (SELECT value AS id FROM json_each(?3)),
          ready AS (
-           SELECT h.id FROM \"postbox_held\" h
+           SELECT h.id FROM \"postbox_held\" h INDEXED BY \"postbox_held_due\"
            WHERE h.stream = ?1 AND h.due_at <= {{now}} AND h.id NOT IN (SELECT id FROM skip) AND {EXISTS}
            UNION ALL
            SELECT r.id FROM json_each(?4) k CROSS JOIN \"postbox_held\" r ON r.stream = ?1 AND r.id IN (
@@ -63,10 +62,23 @@ pub(super) fn held(database: &Database, c: &Connection, stream: &str, query: &He
                AND h.id NOT IN (SELECT id FROM skip) AND {EXISTS} ORDER BY h.id LIMIT ?2))
          SELECT h.id, h.attempts, h.state FROM (SELECT id FROM ready ORDER BY id LIMIT ?2) r
          CROSS JOIN \"postbox_held\" h ON h.stream = ?1 AND h.id = r.id ORDER BY r.id"
-    );
+    )
+}
+
+/// When the next held event is due.
+fn due() -> String {
+    format!(
+        "SELECT h.due_at - {{now}} FROM \"postbox_held\" h WHERE h.stream = ?1 AND h.due_at IS NOT NULL
+         AND h.id NOT IN (SELECT value FROM json_each(?2)) AND {EXISTS} ORDER BY h.due_at LIMIT 1"
+    )
+}
+
+/// Held events that may be sent now, in id order, at most `query.limit`. Their ids first: to sort whole events, SQLite
+/// would keep all of them in memory.
+pub(super) fn held(database: &Database, c: &Connection, stream: &str, query: &HeldQuery) -> Result<HeldPage, Failure> {
     let event = format!("SELECT {COLUMNS} FROM \"postbox_outbox\" o WHERE o.id = ?1");
     let mut event = c.prepare(&database.sql(&event))?;
-    let mut statement = c.prepare(&database.sql(&sql))?;
+    let mut statement = c.prepare(&database.sql(&ready()))?;
     let limit = query.limit.events_max as i64;
     let mut rows = statement.query(params![stream, limit, json(&query.skip), json_keys(&query.open)])?;
     let (mut one, mut events, mut bytes) = (PageBuilder::default(), Vec::new(), 0);
@@ -103,11 +115,7 @@ pub(super) fn load(database: &Database, c: &Connection, options: &Options) -> Re
 }
 
 fn next_due(database: &Database, c: &Connection, stream: &str, skip: &[i64]) -> Result<Option<Duration>, Failure> {
-    let sql = format!(
-        "SELECT h.due_at - {{now}} FROM \"postbox_held\" h WHERE h.stream = ?1 AND h.due_at IS NOT NULL
-         AND h.id NOT IN (SELECT value FROM json_each(?2)) AND {EXISTS} ORDER BY h.due_at LIMIT 1"
-    );
-    let mut statement = c.prepare(&database.sql(&sql))?;
+    let mut statement = c.prepare(&database.sql(&due()))?;
     let due: Option<i64> = statement.query_row(params![stream, json(skip)], |r| r.get(0)).optional()?;
     Ok(due.map(millis))
 }
@@ -162,4 +170,38 @@ fn json(ids: &[i64]) -> String {
 /// Keys as the table stores them: the same bits, signed.
 fn json_keys(keys: &[u64]) -> String {
     json(&keys.iter().map(|key| *key as i64).collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Held rows may be many, and most of them wait: none that is not asked for is looked at, whatever the statistics say.
+    #[test]
+    fn only_what_is_due_or_may_go_is_walked() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("shop.db");
+        crate::sqlite::migrate(&path, "odd").expect("migrated");
+        let misled = "ANALYZE; INSERT INTO sqlite_stat1 VALUES ('odd_held', 'odd_held_due', '9000000 9000000 9000000'),
+            ('odd_held', 'odd_held_state', '9000000 9000000 9000000 9000000 1'), ('odd_held', 'odd_held', '9000000 1 1')";
+        for statistics in ["", misled] {
+            let database = Database::open(&path, "odd").expect("opened");
+            database.connection.execute_batch(statistics).expect("analysed");
+            let database = Database::open(&path, "odd").expect("opened");
+            let plan = |sql: &str| {
+                let mut explained = database
+                    .connection
+                    .prepare(&database.sql(&format!("EXPLAIN QUERY PLAN {sql}")))
+                    .expect("a statement");
+                let steps =
+                    explained.raw_query().mapped(|row| row.get::<_, String>(3)).map(|step| step.expect("a text"));
+                steps.filter(|step| step.contains(" h ")).collect::<Vec<_>>()
+            };
+            let due = "SEARCH h USING COVERING INDEX odd_held_due (stream=? AND due_at";
+            let state = "SEARCH h USING COVERING INDEX odd_held_state (stream=? AND state=? AND key=?)";
+            let taken = "SEARCH h USING PRIMARY KEY (stream=? AND id=?)";
+            assert_eq!(plan(&ready()), [&format!("{due}<?)"), state, taken], "{statistics}");
+            assert_eq!(plan(&super::due()), [format!("{due}>?)")], "{statistics}");
+        }
+    }
 }
