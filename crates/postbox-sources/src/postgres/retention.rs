@@ -130,8 +130,8 @@ impl Keeper {
         )
     }
 
-    /// Bins of any generation whose newest transaction is older than the retention by its own clock. Only a hint that a
-    /// closer look is worth its cost: whether a bin may go is decided by transaction ids.
+    /// Bins whose newest transaction is followed by a row of the cursor that is older than the retention: a time of the
+    /// database's, whatever a writer says in `created_at`. Only a hint that a closer look is worth its cost.
     async fn candidates(&self) -> Result<Vec<String>, SourceError> {
         let sql = "SELECT format('%I.%I', n.nspname, c.relname) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid \
                    JOIN pg_namespace n ON n.oid = c.relnamespace WHERE i.inhparent = $1::text::regclass ORDER BY c.relname";
@@ -141,14 +141,17 @@ impl Keeper {
         if bins.is_empty() {
             return Ok(bins);
         }
-        let kept = self.kept();
+        let (kept, schema, generation) = (self.kept(), &self.schema, self.generation);
         let old = |bin: &String| {
             format!(
-                "coalesce((SELECT created_at < now() - {kept} FROM {bin} ORDER BY txid DESC, id DESC LIMIT 1), false)"
+                "coalesce((SELECT at < clock_timestamp() - {kept} FROM {schema}.cursor WHERE stream = $1 AND shard = $2 \
+                 AND generation = {generation} AND xid > (SELECT txid FROM {bin} ORDER BY txid DESC, id DESC LIMIT 1) ORDER BY xid LIMIT 1), false)"
             )
         };
         let sql = format!("SELECT ARRAY[{}]", bins.iter().map(old).collect::<Vec<_>>().join(", "));
-        let row = within(STATEMENT_TIMEOUT, "look at the bins", self.session.query_one(&sql, &[])).await?;
+        let (stream, shard) = (&*self.options.stream, self.options.shard);
+        let row =
+            within(STATEMENT_TIMEOUT, "look at the bins", self.session.query_one(&sql, &[&stream, &shard])).await?;
         let ripe: Vec<bool> = row.get(0);
         Ok(bins.into_iter().zip(ripe).filter_map(|(bin, ripe)| ripe.then_some(bin)).collect())
     }
@@ -214,15 +217,14 @@ impl Keeper {
         Ok(row.get::<_, i64>(1) == ROWS_MAX)
     }
 
-    /// Removes cursor rows older than all events, and held rows that are done, a retention after that. The newest
-    /// hundred stay: they say where reading goes on, and from which id.
+    /// Removes cursor rows that passed none of the events that are left, and held rows that are done, a retention after
+    /// that. The newest hundred stay: they say where reading goes on, and from which id.
     async fn forget(&self) -> Result<(), SourceError> {
         let sql = format!(
             "WITH gone AS (DELETE FROM {0}.held WHERE stream = $1 AND shard = $2 AND state = 'done' AND changed_at < now() - {1}) \
-             DELETE FROM {0}.cursor WHERE seq = ANY (ARRAY(SELECT seq FROM (SELECT seq, at FROM {0}.cursor WHERE stream = $1 AND shard = $2 \
+             DELETE FROM {0}.cursor WHERE seq = ANY (ARRAY(SELECT seq FROM (SELECT seq, at, xid FROM {0}.cursor WHERE stream = $1 AND shard = $2 \
              AND seq < (SELECT seq FROM {0}.cursor WHERE stream = $1 AND shard = $2 ORDER BY seq DESC OFFSET 100 LIMIT 1) ORDER BY seq LIMIT {ROWS_MAX}) c \
-             WHERE at < now() - 2 * {1} \
-             AND at < coalesce((SELECT created_at FROM {0}.outbox ORDER BY id LIMIT 1), now()) - interval '1 minute'))",
+             WHERE at < now() - 2 * {1} AND coalesce(xid <= (SELECT txid FROM {0}.outbox ORDER BY txid, id LIMIT 1), true)))",
             self.schema,
             self.kept()
         );

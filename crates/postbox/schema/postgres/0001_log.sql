@@ -70,7 +70,8 @@ CREATE TABLE {schema}.outbox (
   PRIMARY KEY (id, bin),        -- pages and replays read by id; some publications want a key
   CONSTRAINT outbox_names_not_empty CHECK (aggregate_type <> '' AND event_type <> ''),
   CONSTRAINT outbox_one_payload     CHECK (payload IS NULL OR payload_binary IS NULL),
-  CONSTRAINT outbox_headers_object  CHECK (jsonb_typeof(headers) = 'object')
+  CONSTRAINT outbox_headers_object  CHECK (jsonb_typeof(headers) = 'object'),
+  CONSTRAINT outbox_created_at_finite CHECK (isfinite(created_at))            -- 'infinity' cannot be reckoned with
 ) PARTITION BY LIST (bin);
 CREATE TABLE {schema}.outbox_0 PARTITION OF {schema}.outbox FOR VALUES IN (0);
 CREATE TABLE {schema}.outbox_1 PARTITION OF {schema}.outbox FOR VALUES IN (1);
@@ -257,7 +258,7 @@ END;
 CREATE VIEW {schema}.lag AS
 SELECT l.stream, l.shard,
   CASE WHEN l.until > clock_timestamp() THEN l.owner END AS owner,
-  CASE WHEN p.oldest IS NOT NULL THEN greatest(clock_timestamp() - p.oldest, interval '0') END AS oldest_unpublished,   -- the figure to alarm on
+  CASE WHEN p.oldest IS NOT NULL THEN greatest(clock_timestamp() - least(p.oldest, clock_timestamp()), interval '0') END AS oldest_unpublished,   -- the figure to alarm on
   CASE WHEN p.all_seen THEN p.events ELSE greatest(p.events, (
     SELECT (o.id - CASE WHEN c.until IS NULL THEN coalesce(c.max_id, 0) ELSE c.last_id END) / l.shards FROM {schema}.outbox o ORDER BY o.id DESC LIMIT 1)) END AS pending,
   NOT p.all_seen AS pending_is_estimate,

@@ -112,6 +112,20 @@ async fn held_events_are_told_by_their_rows() {
     }
 }
 
+/// 'infinity' is a time to wait for, and none to reckon with.
+#[tokio::test]
+async fn an_event_that_is_never_available_is_pending_and_has_no_age() {
+    for version in PgVersion::ALL {
+        let db = Db::fresh(version).await;
+        let client = db.client().await;
+        let never = "INSERT INTO postbox.lease (stream, shard) VALUES ('main', 0); SELECT postbox.publish('a', '1', 'x', available_at => 'infinity')";
+        client.batch_execute(never).await.unwrap();
+        let sql = "SELECT pending, oldest_unpublished = interval '0' FROM postbox.lag";
+        let row = client.query_one(sql, &[]).await.unwrap();
+        assert_eq!((row.get::<_, i64>(0), row.get::<_, bool>(1)), (1, true));
+    }
+}
+
 #[tokio::test]
 async fn lag_stops_counting_and_estimates() {
     for version in PgVersion::ALL {

@@ -56,17 +56,19 @@ async fn case_w5_publish_refuses_with_codes_of_its_own() {
 #[tokio::test]
 async fn case_w5_a_plain_insert_is_refused_by_constraints() {
     let refused = [
-        ("'', '1', 'x', NULL, NULL, '{}'", "outbox_names_not_empty"),
-        ("'a', '1', '', NULL, NULL, '{}'", "outbox_names_not_empty"),
-        ("'a', '1', 'x', '{}', 'x', '{}'", "outbox_one_payload"),
-        ("'a', '1', 'x', NULL, NULL, '[]'", "outbox_headers_object"),
+        ("'', '1', 'x', NULL, NULL, '{}', now()", "outbox_names_not_empty"),
+        ("'a', '1', '', NULL, NULL, '{}', now()", "outbox_names_not_empty"),
+        ("'a', '1', 'x', '{}', 'x', '{}', now()", "outbox_one_payload"),
+        ("'a', '1', 'x', NULL, NULL, '[]', now()", "outbox_headers_object"),
+        ("'a', '1', 'x', NULL, NULL, '{}', 'infinity'", "outbox_created_at_finite"),
+        ("'a', '1', 'x', NULL, NULL, '{}', '-infinity'", "outbox_created_at_finite"),
     ];
     for version in PgVersion::ALL {
         let db = Db::fresh(version).await;
         let client = db.client().await;
         for (values, constraint) in refused {
             let sql = format!(
-                "INSERT INTO postbox.outbox (aggregate_type, aggregate_id, event_type, payload, payload_binary, headers) VALUES ({values})"
+                "INSERT INTO postbox.outbox (aggregate_type, aggregate_id, event_type, payload, payload_binary, headers, created_at) VALUES ({values})"
             );
             let error = client.batch_execute(&sql).await.expect_err(values);
             assert_eq!(error.as_db_error().and_then(|e| e.constraint()), Some(constraint), "{values}");

@@ -2,8 +2,8 @@
 //! Each test has a server of its own: transactions of other databases hold a snapshot's xmin back, too.
 
 use super::{Db, LIMIT, SECOND, acquire, client, drain, in_time, on_15_and_18, published};
-use postbox_engine::{Changes, HeldChange, HeldState, Log};
-use postbox_sources::postgres::{PostgresLog, admin, migrate};
+use postbox_engine::{Changes, HeldChange, HeldState, Log, LogPage};
+use postbox_sources::postgres::{Mark, PostgresLog, admin, migrate};
 use postbox_testkit::services::{PgVersion, Postgres};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,6 +12,7 @@ on_15_and_18! {
     case_d1_a_bin_goes_when_all_have_passed_it_and_nothing_in_it_is_held
     case_r9_a_relay_away_for_rounds_of_the_ring_finds_everything
     case_d1_the_ring_turns_by_the_configured_retention_and_a_change_empties_nothing_too_early
+    case_d1_a_bins_age_is_not_what_its_writer_says
     the_cursor_is_thinned_out_and_still_tells_when
 }
 
@@ -100,6 +101,52 @@ async fn case_r9_a_relay_away_for_rounds_of_the_ring_finds_everything(version: P
         while db.one::<i64>("SELECT count(*) FROM postbox.outbox WHERE bin < 5").await > 50 {}
     })
     .await;
+}
+
+/// `created_at` is the writer's to choose: what is imported is old, and clocks go wrong. Neither keeps a bin, nor the
+/// cursor's rows, nor takes one away that still tells something.
+async fn case_d1_a_bins_age_is_not_what_its_writer_says(version: PgVersion) {
+    let server = Postgres::start(version).unwrap();
+    let db = Db::keeping(&server, "postbox", SECOND).await;
+    let log = db.stream("main");
+    acquire(&log).await;
+    let write = async |bin: i16, at: &str| {
+        db.sql(&format!(
+            "INSERT INTO postbox.outbox (bin, created_at, aggregate_type, aggregate_id, event_type) VALUES ({bin}, '{at}', 'order', '1', 't')"
+        ))
+        .await;
+        in_time("a page", log.read(LIMIT)).await.unwrap()
+    };
+    let hold = async |page: &LogPage<Mark>, state| {
+        let due = Duration::from_secs(3600);
+        let held = vec![HeldChange { event: page.events[0].clone(), state, attempts: 1, due, error: None }];
+        log.record(&Changes { held, ..published(page) }).await.unwrap();
+    };
+    let oldest = write(1, "9999-12-31").await;
+    hold(&oldest, HeldState::Retry).await;
+    for bin in [0, 2] {
+        let page = write(bin, "9999-12-31").await;
+        log.record(&published(&page)).await.unwrap();
+    }
+    let columns = "stream, shard, epoch, since, max_id, id_floor, events, relay, system_id, database, generation";
+    db.sql(&format!("INSERT INTO postbox.cursor ({columns}) SELECT {columns} FROM (SELECT * FROM postbox.cursor ORDER BY seq DESC LIMIT 1) c, generate_series(1, 150)")).await;
+    in_time("the bin of the future is emptied", async { while db.rows(0).await > 0 {} }).await;
+    // A row that goes with those of the cursor, when all of them are old enough.
+    db.sql("INSERT INTO postbox.held SELECT stream, 0, shard, key, aggregate_type, aggregate_id, event_id, event_type, event_created_at, 'done', 1, NULL, NULL, relay, held_at, \
+            clock_timestamp() + interval '2 s' FROM postbox.held").await;
+    in_time("the cursor was looked at", async {
+        while db.one::<i64>("SELECT count(*) FROM postbox.held").await > 1 {}
+    })
+    .await;
+    let rows = "SELECT count(*) FROM postbox.cursor";
+    assert!(db.one::<i64>(rows).await > 150, "they tell when the oldest event was passed, and all after it");
+
+    let page = write(3, "0001-01-01").await;
+    hold(&page, HeldState::Retry).await;
+    hold(&oldest, HeldState::Done).await;
+    in_time("the cursor's rows that are older than all events go", async { while db.one::<i64>(rows).await > 101 {} })
+        .await;
+    assert_eq!((db.rows(1).await, db.rows(3).await), (0, 1));
 }
 
 /// One row a second tells well enough, after a while, when an event was published.
