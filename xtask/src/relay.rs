@@ -13,7 +13,7 @@ pub(crate) struct Relay {
 }
 
 /// More than the relay's own drain deadline.
-const STOP_TIMEOUT: Duration = Duration::from_secs(30);
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Relay {
     /// Starts it; what it says is appended to `log`.

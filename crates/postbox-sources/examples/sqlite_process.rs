@@ -1,7 +1,7 @@
 //! A writer or a relay on a SQLite file in a process of its own: for tests that kill it, and to read.
 //!
 //!     sqlite_process write FILE KEYS COUNT     orders with their events, one transaction each; resumes where it stopped
-//!     sqlite_process relay FILE NAME           prints each event as `key n`, then settles it; a lease of one second
+//!     sqlite_process relay FILE NAME           prints each event as `key n`, then settles it; a lease of two seconds
 //!     sqlite_process full FILE FILLER          fills the disk with FILLER, and tells what a relay says of it
 
 use postbox_engine::{ClaimLimit, DeadPolicy, LogSource, Settlement, Source, SourceErrorKind, Verdict};
@@ -10,7 +10,7 @@ use rusqlite::{Connection, TransactionBehavior, params};
 use std::error::Error;
 use std::io::Write;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const LIMIT: ClaimLimit = ClaimLimit { events_max: 50, bytes_max: 1 << 20 };
 
@@ -27,12 +27,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
 fn write(file: &Path, keys: &str, count: i64) -> Result<(), Box<dyn Error>> {
     let mut db = Connection::open(file)?;
-    db.busy_timeout(Duration::from_secs(20))?;
+    db.busy_timeout(Duration::from_secs(60))?;
     db.execute_batch("CREATE TABLE IF NOT EXISTS orders (key TEXT, n INTEGER, PRIMARY KEY (key, n))")?;
     let done: i64 =
         db.query_row("SELECT coalesce(max(n), 0) FROM orders WHERE key LIKE ?1 || '%'", [keys], |r| r.get(0))?;
     for n in done + 1..=count {
         let key = format!("{keys}{}", n % 5);
+        let began = Instant::now();
         let tx = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
         tx.execute("INSERT INTO orders VALUES (?1, ?2)", params![key, n])?;
         tx.execute(
@@ -41,12 +42,15 @@ fn write(file: &Path, keys: &str, count: i64) -> Result<(), Box<dyn Error>> {
         )?;
         tx.commit()?;
         say(format_args!("{n}"));
+        // As a service does that has other things to do. Without it, writers take the lock from each other's hands: whoever
+        // sleeps until it is free hardly ever finds it so, and on a slow disk one may wait for minutes.
+        std::thread::sleep(began.elapsed());
     }
     Ok(())
 }
 
 async fn relay(file: &Path, name: &str) -> Result<(), Box<dyn Error>> {
-    let options = Options { lease: Duration::from_secs(1), relay: name.into(), ..Options::new(file) };
+    let options = Options { lease: Duration::from_secs(2), relay: name.into(), ..Options::new(file) };
     let source = LogSource::new(SqliteLog::new(options), DeadPolicy::Skip);
     source.acquire().await?;
     let mut renewal = tokio::time::interval(Duration::from_millis(200));

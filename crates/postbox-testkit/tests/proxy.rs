@@ -21,7 +21,7 @@ fn echo() -> u16 {
 
 fn connect(proxy: &TcpProxy) -> std::io::Result<TcpStream> {
     let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, proxy.port()))?;
-    stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
     Ok(stream)
 }
 
@@ -54,7 +54,7 @@ fn silence_is_neither_answer_nor_close_and_ends() {
     let kind = says(&mut stream, "b").unwrap_err().kind();
     assert!(matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut), "{kind}");
     proxy.set(Mode::Pass);
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let mut held = [0];
     stream.read_exact(&mut held).unwrap();
     assert_eq!(&held, b"b", "what was held goes on");

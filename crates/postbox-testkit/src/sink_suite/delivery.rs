@@ -40,7 +40,7 @@ pub async fn calls_keep_the_order_of_a_key<H: Harness>(harness: &H) {
             false => keys.iter().map(named).collect(),
         };
         let calls: Vec<_> = batches.iter().map(|batch| sink.send(batch)).collect();
-        let outcomes = timeout(SOON, join_all(calls)).await.expect("batches have their outcomes in time");
+        let outcomes = timeout(soon(), join_all(calls)).await.expect("batches have their outcomes in time");
         for (outcomes, batch) in outcomes.into_iter().zip(&batches) {
             assert_eq!(outcomes.len(), batch.len());
             assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
@@ -80,7 +80,7 @@ pub async fn two_sinks_do_not_disturb_each_other<H: Harness>(harness: &H) {
 pub async fn an_empty_batch_has_no_outcomes<H: Harness>(harness: &H) {
     let destination = harness.destination().await;
     let sink = destination.sink().await;
-    let outcomes = timeout(SOON, sink.send(&[])).await.expect("an empty batch has its outcomes in time");
+    let outcomes = timeout(soon(), sink.send(&[])).await.expect("an empty batch has its outcomes in time");
     assert!(outcomes.is_empty(), "{outcomes:?}");
     let sent = messages(&destination.name(), "a1");
     send_well(&sink, &sent).await;

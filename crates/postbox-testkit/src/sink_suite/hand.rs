@@ -1,14 +1,16 @@
 //! Sends as the engine would, with a deadline on each wait, and looks at what arrived. Messages are named by key and
 //! number ("a1", "a2", "b1"), which is their body.
 
+pub(super) use crate::soon;
+
 use super::{Destination, Received};
 use postbox_engine::{Event, EventParts, Headers, Limits, Message, SendError, SendErrorKind, Sink};
 use std::collections::HashSet;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Whatever is to happen happens within this, also on a busy machine, but for brokers that come back: see `LATE`.
-pub(super) const SOON: Duration = Duration::from_secs(30);
+/// A relay that gives a send up after this.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// A destination that was down is used again within this.
 pub(super) const LATE: Duration = Duration::from_secs(90);
 
@@ -56,7 +58,7 @@ pub(super) fn batches(limits: Limits, messages: &[Message]) -> Vec<Vec<Message>>
 pub(super) async fn send(sink: &impl Sink, messages: &[Message]) -> Outcomes {
     let mut outcomes = Vec::new();
     for batch in batches(sink.limits(), messages) {
-        let answered = timeout(SOON, sink.send(&batch)).await.expect("a batch has its outcomes in time");
+        let answered = timeout(soon(), sink.send(&batch)).await.expect("a batch has its outcomes in time");
         assert_eq!(answered.len(), batch.len(), "one outcome per message");
         outcomes.extend(answered);
     }
@@ -74,7 +76,7 @@ pub(super) async fn send_until_done(sink: &impl Sink, messages: &[Message]) {
     let again = async {
         let mut left = messages.to_vec();
         while !left.is_empty() {
-            let outcomes = match timeout(SOON / 3, send_once(sink, &left)).await {
+            let outcomes = match timeout(PATIENCE, send_once(sink, &left)).await {
                 Ok(outcomes) => outcomes,
                 Err(_) => continue, // given up: nothing counts as acknowledged
             };
@@ -114,7 +116,7 @@ fn assert_none_passed(batch: &[Message], outcomes: &Outcomes) {
 
 /// All that arrived, once so many have.
 pub(super) async fn received(destination: &impl Destination, at_least: usize) -> Vec<Received> {
-    timeout(SOON, destination.received(at_least)).await.expect("what was acknowledged is there")
+    timeout(soon(), destination.received(at_least)).await.expect("what was acknowledged is there")
 }
 
 /// All that arrived, once each of the messages has, however often.

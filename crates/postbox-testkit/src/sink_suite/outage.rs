@@ -12,7 +12,7 @@ pub async fn a_check_sends_nothing<H: Harness>(harness: &H) {
     let destination = harness.destination().await;
     let sink = destination.sink().await;
     for _ in 0..3 {
-        timeout(SOON, sink.check()).await.expect("a check answers in time").expect("all is well");
+        timeout(soon(), sink.check()).await.expect("a check answers in time").expect("all is well");
     }
     if let Some(complaints) = destination.complaints(&sink, &destination.name()).await {
         assert_eq!(complaints, Vec::<String>::new());
@@ -42,7 +42,7 @@ pub async fn an_outage_is_never_success_and_loses_nothing<H: Harness>(harness: &
     for _ in 0..2 {
         for batch in batches(sink.limits(), &sent[3..]) {
             // No outcome within the relay's patience is given up, and is as good as unknown.
-            let Ok(outcomes) = timeout(SOON / 3, sink.send(&batch)).await else { continue };
+            let Ok(outcomes) = timeout(PATIENCE, sink.send(&batch)).await else { continue };
             assert_eq!(outcomes.len(), batch.len());
             for outcome in outcomes {
                 let error = outcome.expect_err("nobody is there to accept it");
@@ -51,14 +51,14 @@ pub async fn an_outage_is_never_success_and_loses_nothing<H: Harness>(harness: &
             }
         }
     }
-    if let Ok(checked) = timeout(SOON, sink.check()).await {
+    if let Ok(checked) = timeout(soon(), sink.check()).await {
         let error = checked.expect_err("nobody is there to answer");
         assert!(matches!(error.kind, SendErrorKind::Unavailable | SendErrorKind::Unknown), "{:?} {error}", error.kind);
     }
     destination.up().await;
     send_until_done(&sink, &sent[3..]).await;
     assert_order(&received_each(&destination, &sent).await, &sent);
-    timeout(SOON, sink.check()).await.expect("a check answers in time").expect("all is well again");
+    timeout(soon(), sink.check()).await.expect("a check answers in time").expect("all is well again");
 }
 
 /// Rule 3. A send dropped at whatever moment: the same messages sent again arrive, and no first delivery is out of

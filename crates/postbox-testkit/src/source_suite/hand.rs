@@ -1,15 +1,15 @@
 //! A relay by hand: claims and settles for the rules, with a deadline on each wait, and names events by key and
 //! number ("a1", "a2", "b1").
 
+pub(super) use crate::soon;
+
 use super::{Draft, End, Outbox, Payload, Setup};
 use postbox_engine::{Claim, ClaimLimit, Claimed, DeadPolicy, Settlement, Source, SourceError, Verdict};
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Whatever is to happen happens within this, also on a busy machine.
-pub(super) const SOON: Duration = Duration::from_secs(30);
 /// Longer than any rule takes.
-pub(super) const LEASE: Duration = Duration::from_secs(300);
+pub(super) const LEASE: Duration = Duration::from_secs(600);
 /// Short enough to wait for its end.
 pub(super) const LEASE_SHORT: Duration = Duration::from_secs(2);
 
@@ -50,7 +50,7 @@ pub(super) fn row(key: &str, n: usize) -> Vec<String> {
 /// The source over the outbox, with the lease in its hands.
 pub(super) async fn open<O: Outbox>(outbox: &O, setup: Setup) -> O::Source {
     let source = outbox.source(setup).await;
-    let acquired = timeout(SOON, source.acquire()).await.expect("the lease comes in time");
+    let acquired = timeout(soon(), source.acquire()).await.expect("the lease comes in time");
     acquired.expect("the lease is free");
     source
 }
@@ -61,7 +61,7 @@ pub(super) async fn write<O: Outbox>(outbox: &O, names: &str) {
 
 pub(super) async fn claim(source: &impl Source) -> Vec<Claimed> {
     let Claim { events } =
-        timeout(SOON, source.claim(LIMIT)).await.expect("there is something to claim").expect("a claim");
+        timeout(soon(), source.claim(LIMIT)).await.expect("there is something to claim").expect("a claim");
     assert!(!events.is_empty(), "a claim is never empty");
     events
 }
@@ -94,7 +94,7 @@ pub(super) fn dead(attempts: u32) -> Verdict {
 }
 
 pub(super) async fn try_settle(source: &impl Source, settlements: &[Settlement]) -> Result<(), SourceError> {
-    timeout(SOON, source.settle(settlements)).await.expect("a settle answers in time")
+    timeout(soon(), source.settle(settlements)).await.expect("a settle answers in time")
 }
 
 pub(super) async fn settle(source: &impl Source, settlements: &[Settlement]) {

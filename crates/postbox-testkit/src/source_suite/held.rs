@@ -248,7 +248,7 @@ pub async fn held_events_come_within_the_bytes_and_in_order<H: Harness>(harness:
     outbox.write(&(2..=MANY).map(large).collect::<Vec<_>>(), End::Commit).await;
     let (limit, mut came) = (ClaimLimit { bytes_max: 100_000, ..LIMIT }, Vec::new());
     while came.len() < MANY {
-        let taken = timeout(SOON, source.claim(limit)).await.expect("the rest comes").expect("a claim").events;
+        let taken = timeout(soon(), source.claim(limit)).await.expect("the rest comes").expect("a claim").events;
         let bytes: usize = taken.iter().map(|c| c.event.bytes()).sum();
         assert!(bytes < 100_000 + 201_000, "{bytes} bytes in one claim");
         publish(&source, &taken).await;

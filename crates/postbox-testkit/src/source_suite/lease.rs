@@ -13,7 +13,7 @@ pub async fn a_lease_keeps_others_out_and_is_handed_over_at_once<H: Harness>(har
     let outbox = harness.outbox().await;
     write(&outbox, "a1 a2").await;
     let first = outbox.source(Setup { lease: LEASE_SHORT, ..ONE }).await;
-    let proven = timeout(SOON, first.acquire()).await.expect("the lease comes in time").expect("the lease is free");
+    let proven = timeout(soon(), first.acquire()).await.expect("the lease comes in time").expect("the lease is free");
     assert!(proven <= LEASE_SHORT && proven > Duration::ZERO, "{proven:?} of {LEASE_SHORT:?}");
     let second = outbox.source(TWO).await;
     {
@@ -31,8 +31,8 @@ pub async fn a_lease_keeps_others_out_and_is_handed_over_at_once<H: Harness>(har
     assert_eq!(publish_until(&first, "a2").await, row("a", 2));
     drop(first);
 
-    timeout(SOON, second.acquire()).await.expect("taken over in time").expect("taken over");
-    timeout(SOON, second.release()).await.expect("released in time").expect("released");
+    timeout(soon(), second.acquire()).await.expect("taken over in time").expect("taken over");
+    timeout(soon(), second.release()).await.expect("released in time").expect("released");
     second.release().await.expect("releasing again is harmless");
     let start = Instant::now();
     let third = open(&outbox, Setup { relay: "three", ..ONE }).await;
@@ -47,7 +47,7 @@ pub async fn a_lease_that_runs_out_is_taken_over<H: Harness>(harness: &H) {
     let outbox = harness.outbox().await;
     write(&outbox, "a1 a2 b1").await;
     let first = outbox.source(Setup { lease: LEASE_SHORT, ..ONE }).await;
-    let proven = timeout(SOON, first.acquire()).await.expect("the lease comes in time").expect("the lease is free");
+    let proven = timeout(soon(), first.acquire()).await.expect("the lease comes in time").expect("the lease is free");
     let lost_at = Instant::now() + proven; // a little late, which only makes the rule stricter by microseconds
     let taken = take(&first, 3).await;
     assert_eq!(taken.len(), 3);
@@ -101,7 +101,7 @@ pub async fn a_stop_while_acquiring_records_nothing_old<H: Harness>(harness: &H)
     second.release().await.expect("released");
     for step in 0..24 {
         let _ = cut_short(first.acquire(), step, Duration::from_micros(100)).await;
-        timeout(SOON, first.release()).await.expect("released in time").expect("harmless without a lease");
+        timeout(soon(), first.release()).await.expect("released in time").expect("harmless without a lease");
     }
     drop(first);
     let third = open(&outbox, Setup { relay: "three", ..ONE }).await;

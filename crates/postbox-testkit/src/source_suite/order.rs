@@ -43,7 +43,7 @@ pub async fn a_claim_is_a_prefix_of_each_key_within_its_limits<H: Harness>(harne
     .into_iter()
     .cycle()
     {
-        let claimed = timeout(SOON, source.claim(limit)).await.expect("there is more").expect("a claim").events;
+        let claimed = timeout(soon(), source.claim(limit)).await.expect("there is more").expect("a claim").events;
         let bytes: usize = claimed.iter().map(|c| c.event.bytes()).sum();
         assert!(!claimed.is_empty() && claimed.len() <= limit.events_max, "{} for {limit:?}", claimed.len());
         assert!(bytes <= limit.bytes_max || claimed.len() == 1, "{bytes} bytes in {} for {limit:?}", claimed.len());

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What a rule says of a harness with a bug; that it says nothing is a failure.
 pub(crate) fn caught<H: 'static, F: Future<Output = ()>>(harness: H, rule: impl FnOnce(&'static H) -> F) -> String {
+    postbox_testkit::be_impatient();
     let harness: &'static H = Box::leak(Box::new(harness));
     let panic = catch_unwind(AssertUnwindSafe(|| run_rule(rule(harness)))).expect_err("the bug went unnoticed");
     let text = panic.downcast_ref::<String>().cloned();

@@ -59,9 +59,9 @@ impl Db {
     }
 }
 
-/// Asks until the answer is true, for at most ten seconds.
+/// Asks until the answer is true, for at most a minute.
 pub(crate) async fn wait_for(client: &Client, question: &str) {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let row = client.query_one(question, &[]).await.expect("the question is answered");
         if row.get::<_, bool>(0) {
