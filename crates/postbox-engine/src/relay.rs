@@ -99,6 +99,7 @@ impl<S: Source, K: Sink> Relay<S, K> {
         let mut rng = Rng::new(self.options.seed);
         let (mut failures, stream) = (0, self.options.stream.clone());
         loop {
+            self.sink.prepare();
             let acquired = tokio::select! {
                 biased; // a stop signal wins over a lease that comes at the same moment
                 () = &mut stop => {

@@ -9,6 +9,10 @@ pub trait Sink: Send + Sync + 'static {
     /// What the relay must keep to; the same at every call.
     fn limits(&self) -> Limits;
 
+    /// Connects ahead of the first send, in the background. Returns at once and tells nothing: what goes wrong is for
+    /// `send` to say. A relay calls it before it asks for its lease, so that one that stands by is connected too.
+    fn prepare(&self) {}
+
     /// Sends a batch; one outcome per message, in the same order. The relay calls it again while earlier calls
     /// still run, up to `in_flight_max`. Dropping the future gives the batch up: what was not sent yet is not sent
     /// any more, and nothing counts as acknowledged.

@@ -7,6 +7,7 @@ use postbox_engine::{
 };
 use std::collections::VecDeque;
 use std::future::pending;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
@@ -88,6 +89,7 @@ struct Script {
     /// When each send began, and with how many messages.
     sends: Mutex<Vec<(Instant, usize)>>,
     sent: Notify,
+    prepared: AtomicUsize,
     limits: Limits,
 }
 
@@ -97,6 +99,7 @@ impl Script {
             answers: Mutex::new(answers.iter().map(|&(ms, result)| (Duration::from_millis(ms), result)).collect()),
             sends: Mutex::default(),
             sent: Notify::new(),
+            prepared: AtomicUsize::new(0),
             limits: Limits { batch_max, bytes_max: usize::MAX, in_flight_max: 4, keeps_key_order: true },
         }
     }
@@ -120,6 +123,9 @@ impl Script {
 impl Sink for Script {
     fn limits(&self) -> Limits {
         self.limits
+    }
+    fn prepare(&self) {
+        self.prepared.fetch_add(1, SeqCst);
     }
     async fn send(&self, batch: &[Message]) -> Vec<Result<(), SendError>> {
         self.sends.lock().unwrap().push((Instant::now(), batch.len()));
@@ -199,9 +205,10 @@ async fn at_the_drain_deadline_what_is_in_flight_is_abandoned_and_the_rest_is_se
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_relay_that_stands_by_stops_at_once() {
+async fn a_relay_that_stands_by_has_its_sink_prepared_and_stops_at_once() {
     let relay = Running::start(Told { taken: true, ..Told::default() }, Script::new(&[], 1));
     sleep(Duration::from_secs(60)).await;
+    assert_eq!(relay.sink.prepared.load(SeqCst), 1);
     let (source, ended, took) = relay.stop().await;
     assert_eq!((ended.unwrap(), source.releases(), took), (Stopped::Clean, 1, Duration::ZERO));
 }

@@ -80,21 +80,25 @@ impl KafkaSink {
     }
 
     fn seat(&self, state: &mut State) -> Result<Seat, SendError> {
+        let session = self.session(state)?;
+        session.users().fetch_add(1, SeqCst);
+        Ok(Seat { session, finished: false })
+    }
+
+    fn session(&self, state: &mut State) -> Result<Arc<Session>, SendError> {
         // A session that ended is replaced only when all that used it know: whoever calls before that may hold
         // events that must not overtake those that were left.
         if let Some(session) = state.session.take_if(|s| s.has_ended() && s.users().load(SeqCst) == 0) {
             state.batching = session.next_batching();
         }
-        let session = match &state.session {
+        Ok(match &state.session {
             Some(session) => session.clone(),
             None => {
                 let made = Session::new(&self.client, state.batching, self.place.clone(), self.topics.clone());
                 let made = Arc::new(made.map_err(|e| SendError::new(SendErrorKind::Unavailable, e.to_string()))?);
                 state.session.insert(made).clone()
             }
-        };
-        session.users().fetch_add(1, SeqCst);
-        Ok(Seat { session, finished: false })
+        })
     }
 
     /// What is wrong with topics that are known before any event is.
@@ -124,6 +128,11 @@ impl KafkaSink {
 impl Sink for KafkaSink {
     fn limits(&self) -> Limits {
         LIMITS
+    }
+
+    fn prepare(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = self.session(&mut state); // `send` will say why not
     }
 
     fn send(&self, batch: &[Message]) -> impl Future<Output = Vec<Result<(), SendError>>> + Send {

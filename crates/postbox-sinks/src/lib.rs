@@ -69,7 +69,7 @@ pub enum AnySink {
     Stdout(stdout::StdoutSink),
 }
 
-/// Makes a sink. Connects to nothing; that is [`Sink::check`]'s.
+/// Makes a sink. Connects to nothing; that is for [`Sink::prepare`] and [`Sink::check`].
 ///
 /// # Errors
 /// An option that cannot be used, or a file that cannot be read.
@@ -122,6 +122,16 @@ impl Sink for AnySink {
             #[cfg(feature = "webhook")]
             AnySink::Webhook(sink) => sink.limits(),
             AnySink::Stdout(sink) => sink.limits(),
+        }
+    }
+
+    fn prepare(&self) {
+        match self {
+            #[cfg(feature = "kafka")]
+            AnySink::Kafka(sink) => sink.prepare(),
+            #[cfg(feature = "webhook")]
+            AnySink::Webhook(sink) => sink.prepare(),
+            AnySink::Stdout(sink) => sink.prepare(),
         }
     }
 

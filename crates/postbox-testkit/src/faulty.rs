@@ -193,6 +193,10 @@ impl<K: Sink> Sink for FaultySink<K> {
         self.inner.limits()
     }
 
+    fn prepare(&self) {
+        self.inner.prepare();
+    }
+
     async fn send(&self, batch: &[Message]) -> Vec<Result<(), SendError>> {
         let failed = |done: bool| {
             let (kind, what) = match done {

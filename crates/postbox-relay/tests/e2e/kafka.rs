@@ -2,7 +2,7 @@
 
 use crate::harness::{DEADLINE, Folder, until};
 use crate::postgres::{execute, migrated};
-use postbox_testkit::services::{Kafka, Mode, TcpProxy, free_port};
+use postbox_testkit::services::{Kafka, free_port};
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::message::{Headers, Message};
@@ -236,21 +236,6 @@ fn a_broker_address_where_nobody_listens_is_named() {
         main_status(&folder)["last_error"].as_str().is_some_and(|error| error.contains(&place))
     });
     relay.stop();
-}
-
-#[test]
-fn case_l4_a_drain_without_answers_ends_at_its_deadline_with_0() {
-    let proxy = TcpProxy::start(Kafka::shared().port()).unwrap();
-    proxy.set(Mode::Silent); // it takes what is sent, and never answers
-    let (folder, database) = to_topic(&format!("127.0.0.1:{}", proxy.port()), "orders", "", "");
-    let folder = folder.env("POSTBOX__RELAY__DRAIN_TIMEOUT", "1s").env("POSTBOX__RELAY__SEND_TIMEOUT", "10m");
-    write(&database, 10, 1, 100);
-    let relay = folder.leading_relay();
-    until("the relay sends", || proxy.accepted() > 0);
-    let stderr = relay.stderr.clone();
-    relay.stop();
-    stderr.wait_for("stopped at relay.drain_timeout: 100 events");
-    assert_eq!(main_status(&folder)["pending"], 100);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use crate::harness::{Folder, Running, until};
 use crate::kafka::{Reader, main_status, to_topic, topic_name, write};
 use crate::postgres::execute;
-use postbox_testkit::services::{Kafka, KafkaOptions, Mode, Side, TcpProxy};
+use postbox_testkit::services::{Api, Kafka, KafkaOptions, Mode, Side, TcpProxy};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -31,6 +31,7 @@ impl Scene {
         broker.create_topic(&topic, 3, &[]).unwrap();
         let (folder, database) = to_topic(&broker.bootstrap(), &topic, "", "");
         let folder = folder.env("POSTBOX__RELAY__LEASE", lease).env("POSTBOX__RELAY__SEND_TIMEOUT", send_timeout);
+        let folder = folder.env("POSTBOX__RELAY__DRAIN_TIMEOUT", "1s");
         let relay = folder.leading_relay();
         write(&database, 10, 1, 1);
         let mut reader = Reader::new(&broker.bootstrap(), &topic);
@@ -101,6 +102,42 @@ fn case_k2_a_broker_slower_than_the_lease_is_waited_for() {
 }
 
 #[test]
+fn case_l4_a_drain_without_answers_ends_at_its_deadline_with_0() {
+    let broker = proxied();
+    let scene = Scene::set(&broker, "10s", "10m");
+    let sent = proxy(&broker).asked(Api::Produce);
+    proxy(&broker).set(Mode::Silent); // it takes what is sent, and never answers
+    write(&scene.database, 10, 2, 101);
+    until("the relay sends", || proxy(&broker).asked(Api::Produce) > sent);
+    let stderr = scene.relay.stderr.clone();
+    scene.relay.stop();
+    proxy(&broker).set(Mode::Pass); // a consumer does not end without its broker
+    stderr.wait_for("stopped at relay.drain_timeout: 100 events");
+    assert_eq!(main_status(&scene.folder)["pending"], 100);
+}
+
+/// It is connected and has its producer id, also when connections were cut meanwhile, so the first event finds both.
+#[test]
+fn case_l1_a_relay_that_stands_by_is_ready_to_send() {
+    let broker = proxied();
+    let mut scene = Scene::set(&broker, "3s", "30s");
+    let ids = proxy(&broker).asked(Api::InitProducerId);
+    let standby = scene.folder.relay(&[]);
+    until("it has a producer id", || proxy(&broker).asked(Api::InitProducerId) > ids);
+    let ids = proxy(&broker).asked(Api::InitProducerId);
+    let connections = proxy(&broker).accepted();
+    proxy(&broker).cut();
+    until("both are connected again", || proxy(&broker).accepted() >= connections + 2);
+    assert!(!standby.stderr.text().contains("the lease is ours"));
+    scene.relay.kill();
+    write(&scene.database, 10, 2, 50);
+    standby.stderr.wait_for("the lease is ours");
+    scene.reader.until_in_order(50);
+    assert_eq!(proxy(&broker).asked(Api::InitProducerId), ids, "it sends with what it has");
+    standby.stop();
+}
+
+#[test]
 fn case_k2_a_frozen_broker_pauses_the_stream_and_nothing_overtakes() {
     let broker = proxied();
     let scene = Scene::set(&broker, "10s", "3s");
@@ -140,17 +177,51 @@ fn case_k3_what_is_accepted_after_the_timeout_comes_again_with_the_same_id() {
     scene.end_with(20);
 }
 
+/// Event 0 of a key, with a destination of its own; its id.
+fn write_to(database: &str, key: &str, topic: &str) -> String {
+    let sql = format!(
+        "INSERT INTO postbox.outbox (aggregate_type, aggregate_id, event_type, payload, destination) \
+         VALUES ('order', '{key}', 'order.moved', '0', '{topic}') RETURNING event_id"
+    );
+    execute(database, &sql)[0][0].clone().unwrap()
+}
+
+#[test]
+fn case_o6_events_flow_while_four_hundred_topics_are_missing() {
+    let (topic, broker) = (topic_name(), Kafka::shared());
+    broker.create_topic(&topic, 3, &[]).unwrap();
+    let patient = "retry = { base = \"50ms\", pause_max = \"500ms\", attempts_max = 1000 }";
+    let (folder, database) = to_topic(&broker.bootstrap(), &topic, patient, "");
+    let missing = format!(
+        "INSERT INTO postbox.outbox (aggregate_type, aggregate_id, event_type, payload, destination) \
+         SELECT 'order', 'm' || n, 'order.moved', '0', '{topic}-missing-' || n FROM generate_series(1, 400) n"
+    );
+    execute(&database, &missing);
+    write(&database, 100, 1, 10_000);
+    let relay = folder.leading_relay();
+    let mut reader = Reader::new(&broker.bootstrap(), &topic);
+    reader.until_in_order(10_000);
+    execute(&database, &missing); // of keys that are in trouble
+    write(&database, 100, 10_001, 20_000);
+    reader.until_in_order(20_000);
+    until("what cannot be sent is held", || {
+        let status = main_status(&folder);
+        (&status["pending"], &status["retry"], &status["waiting"]) == (&0.into(), &400.into(), &400.into())
+    });
+    let named = "SELECT count(*) FROM postbox.held h JOIN postbox.outbox o ON o.id = h.id \
+                 WHERE h.state = 'retry' AND h.attempts > 0 AND h.error LIKE '%--topic ' || o.destination || ' %'";
+    assert_eq!(execute(&database, named)[0][0].as_deref(), Some("400"), "each error names its topic");
+    assert_eq!(reader.there(), 20_000);
+    relay.stop();
+}
+
 #[test]
 fn case_o1_a_poisoned_key_waits_alone_among_a_thousand() {
     let (topic, missing, broker) = (topic_name(), topic_name(), Kafka::shared());
     broker.create_topic(&topic, 3, &[]).unwrap();
     let patient = "retry = { base = \"50ms\", pause_max = \"500ms\", attempts_max = 1000 }";
     let (folder, database) = to_topic(&broker.bootstrap(), &topic, patient, "");
-    let poison = format!(
-        "INSERT INTO postbox.outbox (aggregate_type, aggregate_id, event_type, payload, destination) \
-         VALUES ('order', 'a0', 'order.moved', '0', '{missing}') RETURNING event_id"
-    );
-    let id = execute(&database, &poison)[0][0].clone().unwrap();
+    let id = write_to(&database, "a0", &missing);
     write(&database, 1_000, 1, 20_000);
     let relay = folder.leading_relay();
     let mut reader = Reader::new(&broker.bootstrap(), &topic);

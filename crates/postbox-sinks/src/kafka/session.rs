@@ -100,6 +100,7 @@ impl Session {
         let (flusher, asked) = sync_channel(1);
         let flushed = producer.clone();
         std::thread::spawn(move || {
+            learn::greet(&flushed);
             while asked.recv().is_ok() {
                 flush(&flushed);
             }

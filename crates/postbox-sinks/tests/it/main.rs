@@ -5,6 +5,7 @@ mod consumer;
 mod kafka;
 #[cfg(feature = "kafka-tls")]
 mod kafka_tls;
+mod kafka_wire;
 mod suite;
 mod webhook;
 

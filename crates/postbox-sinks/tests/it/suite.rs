@@ -31,6 +31,9 @@ mod kafka {
         fn limits(&self) -> Limits {
             self.0.limits()
         }
+        fn prepare(&self) {
+            self.0.prepare();
+        }
         async fn send(&self, batch: &[Message]) -> Vec<Result<(), SendError>> {
             let mut batch = batch.to_vec();
             for message in &mut batch {

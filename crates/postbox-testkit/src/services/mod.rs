@@ -7,12 +7,14 @@ mod cache;
 mod kafka;
 mod postgres;
 mod proxy;
+mod requests;
 mod supervisor;
 mod wire;
 
 pub use kafka::{Kafka, KafkaOptions};
 pub use postgres::{PgOptions, PgVersion, Postgres};
 pub use proxy::{Mode, Side, TcpProxy};
+pub use requests::Api;
 pub use supervisor::is_running;
 
 use anyhow::{Context, Result};

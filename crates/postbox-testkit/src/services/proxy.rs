@@ -1,7 +1,9 @@
 //! A TCP proxy in front of a real server, to make its network fail on command: refuse, fall silent, delay, cut.
 //! Threads, not tasks: it must go on while the runtime under test is blocked, paused or gone.
 
+use super::requests::{Api, Requests};
 use anyhow::{Context, Result};
+use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -50,6 +52,7 @@ struct State {
     stopped: bool,
     accepted: usize,
     answered: usize,
+    asked: HashMap<u16, usize>,
     open: Vec<(usize, TcpStream)>,
 }
 
@@ -61,8 +64,15 @@ impl TcpProxy {
     pub fn start(upstream: u16) -> Result<TcpProxy> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port on 127.0.0.1")?;
         let port = listener.local_addr()?.port();
-        let state =
-            State { mode: Mode::Pass, listening: true, stopped: false, accepted: 0, answered: 0, open: Vec::new() };
+        let state = State {
+            mode: Mode::Pass,
+            listening: true,
+            stopped: false,
+            accepted: 0,
+            answered: 0,
+            asked: HashMap::new(),
+            open: Vec::new(),
+        };
         let shared = Arc::new(Shared { upstream, state: Mutex::new(state), changed: Condvar::new() });
         let theirs = shared.clone();
         thread::spawn(move || theirs.listen(listener, port));
@@ -83,6 +93,11 @@ impl TcpProxy {
     /// Bytes of the server passed on so far.
     pub fn answered(&self) -> usize {
         self.shared.lock().answered
+    }
+
+    /// In front of a Kafka broker: requests of this kind that clients have sent so far, passed on or not.
+    pub fn asked(&self, api: Api) -> usize {
+        self.shared.lock().asked.get(&(api as u16)).copied().unwrap_or_default()
     }
 
     /// Changes the mode; when it returns, it holds.
@@ -180,8 +195,14 @@ impl Shared {
 
     fn pump(&self, mut from: TcpStream, mut to: TcpStream, number: usize, side: Side) {
         let mut buffer = vec![0; 64 << 10];
+        let mut requests = Requests::default();
         loop {
             let n = from.read(&mut buffer).unwrap_or(0);
+            if side == Side::Client {
+                for kind in requests.kinds(&buffer[..n]) {
+                    *self.lock().asked.entry(kind).or_default() += 1;
+                }
+            }
             let Some((n, cut)) = self.pass(n, side) else { break };
             if to.write_all(&buffer[..n]).is_err() || n == 0 || cut {
                 break;

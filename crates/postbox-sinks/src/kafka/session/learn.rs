@@ -13,11 +13,18 @@ use std::collections::HashMap;
 use std::ffi::CStr;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A broker that makes topics by itself makes one when it is asked for the first time, within moments.
 const REQUESTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(100);
+const MOMENTS: Duration = Duration::from_secs(2);
+
+/// Whether to ask once more for a topic that is said to be missing. Not where answers take seconds: a call that looks up
+/// for longer than the relay's `send_timeout` is given up, and the next one would begin all over.
+fn may_ask_again(requests: u32, since_the_first: Duration) -> bool {
+    requests < REQUESTS && since_the_first < MOMENTS
+}
 
 impl Session {
     /// Asks brokers about topics that nothing is known of, or that were refused a while ago.
@@ -30,15 +37,16 @@ impl Session {
         }
         let shared = &self.shared;
         let mut open = self.to_ask_for(batch);
-        let mut requests = 0;
+        let (began, mut requests) = (Instant::now(), 0);
         while !open.is_empty() {
             let names: Vec<Arc<str>> = open.keys().cloned().collect();
             let answers = self.ask(move |producer| look_up(producer, &names)).await?;
             requests += 1;
+            let again = may_ask_again(requests, began.elapsed());
             open.retain(|topic, new| {
                 match answers.get(&**topic).copied().unwrap_or(Some(Code::UnknownTopicOrPartition)) {
                     None | Some(Code::LeaderNotAvailable) => shared.topics.open(topic),
-                    Some(Code::UnknownTopicOrPartition) if *new && requests < REQUESTS => return true,
+                    Some(Code::UnknownTopicOrPartition) if *new && again => return true,
                     Some(Code::UnknownTopicOrPartition) => shared.topics.refuse(topic, &shared.place.missing(topic)),
                     Some(code) => shared.topics.refuse(topic, &shared.place.answer(code, topic, true, None).0.message),
                 }
@@ -70,6 +78,13 @@ impl Session {
     }
 }
 
+/// Asks who the brokers are, twice, which gets the producer its id. librdkafka asks for one when it hears of the brokers,
+/// if it is connected to one of them then, or else half a second later. The first answer comes from the address in the
+/// configuration, and that connection ends with it; the second comes from a broker.
+pub(super) fn greet(producer: &Client) {
+    let _ = look_up(producer, &[]).and_then(|_| look_up(producer, &[])); // `send` will say what is wrong
+}
+
 /// What brokers say of these topics, and of others that the producer knows. The crate rdkafka asks for one or for all.
 /// That all are listed would not do: brokers make no topic then, and are silent about one that we may not write to.
 #[allow(unsafe_code)] // see above
@@ -97,4 +112,28 @@ fn look_up(producer: &Client, names: &[Arc<str>]) -> KafkaResult<HashMap<String,
     };
     drop(known);
     Ok(topics)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How long topics are looked up that stay missing, where each answer takes so long.
+    fn takes(answer: Duration) -> Duration {
+        let (mut requests, mut elapsed) = (1, answer);
+        while may_ask_again(requests, elapsed) {
+            (requests, elapsed) = (requests + 1, elapsed + PAUSE + answer);
+        }
+        elapsed
+    }
+
+    #[test]
+    fn case_k2_a_slow_broker_is_not_asked_until_the_call_is_given_up() {
+        assert_eq!(takes(Duration::from_millis(1)), 5 * Duration::from_millis(1) + 4 * PAUSE);
+        for millis in 1..5_000 {
+            let (answer, takes) = (Duration::from_millis(millis), takes(Duration::from_millis(millis)));
+            assert!(takes < answer + MOMENTS + PAUSE + answer.min(MOMENTS), "{takes:?} with answers of {answer:?}");
+        }
+        assert_eq!(takes(Duration::from_secs(4)), Duration::from_secs(4));
+    }
 }
