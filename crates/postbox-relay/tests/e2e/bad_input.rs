@@ -117,7 +117,9 @@ fn case_t5_names_from_the_configuration_are_quoted_or_refused() {
     let first = format!("SELECT count(*) FROM {schema}.outbox WHERE event_type = 'order.placed'");
     let elsewhere = format!(
         "CREATE OR REPLACE FUNCTION {schema}.bin() RETURNS smallint LANGUAGE sql AS 'SELECT {}::smallint'",
-        execute(&database, &format!("SELECT (max(bin) + 1) % 6 FROM {schema}.outbox"))[0][0].as_deref().unwrap()
+        execute(&database, &format!("SELECT coalesce((max(bin) + 1) % 6, 0) FROM {schema}.outbox"))[0][0]
+            .as_deref()
+            .unwrap()
     );
     execute(&database, &elsewhere);
     until("the bin is emptied", || {

@@ -124,14 +124,14 @@ fn case_l1_a_relay_that_stands_by_is_ready_to_send() {
     let ids = proxy(&broker).asked(Api::InitProducerId);
     let standby = scene.folder.relay(&[]);
     until("it has a producer id", || proxy(&broker).asked(Api::InitProducerId) > ids);
-    let ids = proxy(&broker).asked(Api::InitProducerId);
     let connections = proxy(&broker).accepted();
     proxy(&broker).cut();
     until("both are connected again", || proxy(&broker).accepted() >= connections + 2);
     assert!(!standby.stderr.text().contains("the lease is ours"));
     scene.relay.kill();
-    write(&scene.database, 10, 2, 50);
     standby.stderr.wait_for("the lease is ours");
+    let ids = proxy(&broker).asked(Api::InitProducerId);
+    write(&scene.database, 10, 2, 50);
     scene.reader.until_in_order(50);
     assert_eq!(proxy(&broker).asked(Api::InitProducerId), ids, "it sends with what it has");
     standby.stop();
