@@ -20,6 +20,11 @@ pub(crate) fn test(extra: &[String]) -> Result<()> {
     };
     let mut cargo = shell::cargo(&["test", "--workspace"]);
     cargo.args(features).args(extra);
+    if std::env::var_os("RUST_TEST_THREADS").is_none() {
+        // Most tests wait most of their time: for servers, for leases to end, for what must not come.
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        cargo.env("RUST_TEST_THREADS", (2 * cores).to_string());
+    }
     shell::run(cargo)?;
     // Some tests were named: the others are not asked for.
     if extra.is_empty() { lean::check() } else { Ok(()) }

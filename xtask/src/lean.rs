@@ -1,11 +1,17 @@
 //! A build without a feature says so when it is asked for it. The tests are built with all features, so the question
-//! goes to the program itself, in the build that the README asks for and in one without Kafka. That one has the webhook,
-//! so that it shares all dependencies with the other and costs two crates.
+//! goes to the program itself, in the build that the README asks for and in one without Kafka. That one is a debug build
+//! and has the webhook, so that it shares all dependencies with the tests and costs three crates.
 
 use crate::shell;
 use anyhow::{Result, ensure};
 use std::path::Path;
 use std::process::Command;
+
+#[derive(Debug)]
+enum Build {
+    WithoutKafka,
+    OfTheReadme,
+}
 
 /// A configuration, what this build lacks for it, and the feature that has it.
 struct Asked {
@@ -14,10 +20,10 @@ struct Asked {
     feature: &'static str,
 }
 
-/// What `cargo build` is told, and what the program is then asked for. The last is the build that stays.
-const BUILDS: [(&[&str], &[Asked]); 2] = [
+/// Which build, and what it is then asked for.
+const BUILDS: [(Build, &[Asked]); 2] = [
     (
-        &["--no-default-features", "--features", "webhook"],
+        Build::WithoutKafka,
         &[Asked {
             config: "[stream.main]\nsink = \"kafka\"\n[stream.main.kafka]\nbrokers = \"h:9092\"\n",
             lacks: "this build has no kafka sink",
@@ -25,7 +31,7 @@ const BUILDS: [(&[&str], &[Asked]); 2] = [
         }],
     ),
     (
-        &[],
+        Build::OfTheReadme,
         &[
             Asked {
                 config: "[stream.main]\nsink = \"kafka\"\n[stream.main.kafka]\nbrokers = \"h:9093\"\nsecurity = \"ssl\"\n",
@@ -48,15 +54,18 @@ const BUILDS: [(&[&str], &[Asked]); 2] = [
 /// One does not say so, or does not name the feature.
 pub(crate) fn check() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    for (features, asked) in BUILDS {
-        let binary = shell::build_postbox(features)?;
+    for (build, asked) in BUILDS {
+        let binary = match build {
+            Build::WithoutKafka => shell::build_without_kafka()?,
+            Build::OfTheReadme => shell::build_postbox()?,
+        };
         for Asked { config, lacks, feature } in asked {
             std::fs::write(folder.path().join("postbox.toml"), config)?;
             for (command, code) in [("relay", 2), ("check", 3)] {
                 let (ended, said) = ask(&binary, folder.path(), command)?;
                 ensure!(
                     ended == Some(code) && said.contains(lacks) && said.contains(feature),
-                    "`postbox {command}`, built with {features:?}, must end with {code} and say {lacks:?} and \
+                    "`postbox {command}`, {build:?}, must end with {code} and say {lacks:?} and \
                      {feature:?}; it ended with {ended:?} and said:\n{said}\nasked for:\n{config}"
                 );
             }

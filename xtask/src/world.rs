@@ -40,7 +40,7 @@ pub(crate) struct Setup {
 impl World {
     /// Builds the binary, starts the servers, migrates a fresh database and makes the topic.
     pub(crate) fn start(setup: Setup) -> Result<World> {
-        let binary = shell::build_postbox(&[])?;
+        let binary = shell::build_postbox()?;
         eprintln!("starting PostgreSQL 15 (fsync on) and Kafka ..");
         let mut extra = vec![];
         if setup.bench {
