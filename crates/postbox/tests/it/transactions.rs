@@ -8,9 +8,13 @@ fn event(event_type: &str) -> Event {
     Event::new("order", "42", event_type)
 }
 
-/// Whether `postbox::Transaction` is implemented, which the compiler decides: the bound picks one of two constants.
+/// Whether a driver's trait of transactions is implemented, which the compiler decides: the bound picks one of two
+/// constants.
 macro_rules! is_transaction {
-    ($type:ty) => {{
+    ($type:ty) => {
+        is_transaction!($type, postbox::Transaction)
+    };
+    ($type:ty, $($transaction:tt)+) => {{
         struct Asked<T>(std::marker::PhantomData<T>);
         #[allow(dead_code)] // one of the two constants is
         trait No {
@@ -18,7 +22,7 @@ macro_rules! is_transaction {
         }
         impl<T> No for Asked<T> {}
         #[allow(dead_code)]
-        impl<T: postbox::Transaction> Asked<T> {
+        impl<T: $($transaction)+> Asked<T> {
             const IS: bool = true;
         }
         <Asked<$type>>::IS
@@ -33,6 +37,18 @@ fn case_w2_a_transaction_is_taken_and_no_pool_connection_or_url() {
     assert!(!is_transaction!(&mut sqlx::PgConnection));
     assert!(!is_transaction!(&tokio_postgres::Client) && !is_transaction!(&mut tokio_postgres::Client));
     assert!(!is_transaction!(&str) && !is_transaction!(String));
+}
+
+#[test]
+fn case_w2_sqlite_takes_a_transaction_or_savepoint_and_no_connection() {
+    use postbox::rusqlite::InTransaction;
+    assert!(is_transaction!(rusqlite::Transaction<'_>, InTransaction));
+    assert!(is_transaction!(rusqlite::Savepoint<'_>, InTransaction));
+    assert!(!is_transaction!(rusqlite::Connection, InTransaction));
+    assert!(!is_transaction!(&rusqlite::Connection, InTransaction));
+    assert!(!is_transaction!(&mut rusqlite::Connection, InTransaction));
+    assert!(!is_transaction!(std::sync::Arc<rusqlite::Connection>, InTransaction), "as a pool's connections are");
+    assert!(!is_transaction!(&str, InTransaction));
 }
 
 #[tokio::test]
