@@ -10,7 +10,8 @@ use serde::Deserialize;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The routes of a stream: the first rule that matches wins, an event's own destination wins over its rule's topic.
+/// The routes of a stream: the first rule that matches wins. An event's own destination wins over its rule's topic, unless
+/// the rule says what becomes of it.
 #[derive(Clone, Debug)]
 pub struct Route {
     rules: Vec<Compiled>,
@@ -18,7 +19,7 @@ pub struct Route {
 }
 
 /// One rule. An absent pattern matches all.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
     /// Matches the aggregate type: exact, or with `*` for any run of characters.
@@ -27,8 +28,11 @@ pub struct Rule {
     /// Matches the event type, likewise.
     #[serde(default)]
     pub event_type: Option<String>,
+    /// Matches the event's own destination, likewise; an event without one is not matched.
+    #[serde(default)]
+    pub destination: Option<String>,
     /// Topic, with `{aggregate_type}`, `{event_type}` and `{destination}` filled in. An event's own destination
-    /// replaces the whole topic, unless the topic says with `{destination}` where it goes.
+    /// replaces the whole topic, unless the rule matched it or the topic says with `{destination}` where it goes.
     pub topic: String,
     /// The form of the message.
     #[serde(default)]
@@ -92,9 +96,8 @@ impl Route {
     /// `BadTopic` names the rule that cannot be used.
     ///
     /// ```
-    /// use postbox_engine::{Envelope, Event, EventParts, Route, Rule};
-    /// let topic = "shop.{aggregate_type}".to_owned();
-    /// let rule = Rule { aggregate_type: None, event_type: None, topic, envelope: Envelope::Plain };
+    /// use postbox_engine::{Event, EventParts, Route, Rule};
+    /// let rule = Rule { topic: "shop.{aggregate_type}".into(), ..Rule::default() };
     /// let route = Route::new(vec![rule])?;
     /// let event = Event::new(&EventParts { aggregate_type: "order", ..Default::default() });
     /// assert_eq!(&*route.message(&event, false)?.destination, "shop.order");
@@ -114,15 +117,14 @@ impl Route {
             return Err(RouteError::Unreadable(reason.to_owned()));
         }
         let texts = Texts::of(event);
-        let rule = self.rules.iter().find(|rule| rule.matches(&texts));
+        let rule = self.rules.iter().find(|rule| rule.matches(&texts, event.destination()));
         let destination = match (rule, event.destination()) {
-            (Some(Compiled { topic: Topic::Template { parts, .. }, .. }), _) if parts.contains(&Part::Destination) => {
-                self.fill(parts, event, &texts)?
-            }
+            (Some(rule), own) if own.is_none() || rule.maps_destinations => match &rule.topic {
+                Topic::Fixed(topic) => topic.clone(),
+                Topic::Template { parts } => self.fill(parts, event, &texts)?,
+            },
             (_, Some(own)) => self.names().intern(|name| name.push_str(own)),
-            (Some(Compiled { topic: Topic::Fixed(topic), .. }), None) => topic.clone(),
-            (Some(Compiled { topic: Topic::Template { parts }, .. }), None) => self.fill(parts, event, &texts)?,
-            (None, None) => {
+            (_, None) => {
                 let (aggregate_type, event_type) = (texts.aggregate_type.into(), texts.event_type.into());
                 return Err(RouteError::NoRule { aggregate_type, event_type });
             }
@@ -174,21 +176,31 @@ impl Route {
 struct Compiled {
     aggregate_type: Pattern,
     event_type: Pattern,
+    /// `None`: no matter whether the event has one.
+    destination: Option<Pattern>,
+    /// The rule says where events go that have a destination of their own.
+    maps_destinations: bool,
     topic: Topic,
     envelope: Envelope,
 }
 
 impl Compiled {
     fn new(rule: Rule) -> Result<Compiled, RouteError> {
+        let topic = Topic::new(rule.topic)?;
+        let filled_in = matches!(&topic, Topic::Template { parts } if parts.contains(&Part::Destination));
         Ok(Compiled {
+            maps_destinations: rule.destination.is_some() || filled_in,
             aggregate_type: Pattern::new(rule.aggregate_type),
             event_type: Pattern::new(rule.event_type),
-            topic: Topic::new(rule.topic)?,
+            destination: rule.destination.map(|pattern| Pattern::new(Some(pattern))),
+            topic,
             envelope: rule.envelope,
         })
     }
-    fn matches(&self, texts: &Texts<'_>) -> bool {
-        self.aggregate_type.matches(texts.aggregate_type) && self.event_type.matches(texts.event_type)
+    fn matches(&self, texts: &Texts<'_>, own: Option<&str>) -> bool {
+        self.aggregate_type.matches(texts.aggregate_type)
+            && self.event_type.matches(texts.event_type)
+            && self.destination.as_ref().is_none_or(|pattern| own.is_some_and(|own| pattern.matches(own)))
     }
 }
 

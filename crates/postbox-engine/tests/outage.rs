@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 use postbox_engine::{
-    Changes, ClaimLimit, Counters, DeadPolicy, Envelope, Event, EventParts, HeldPage, HeldQuery, Limits, Loaded, Log,
-    LogPage, LogSource, Message, Relay, RelayOptions, Route, Rule, SendError, SendErrorKind, Sink, SourceError,
-    Stopped, repeated_max,
+    Changes, ClaimLimit, Counters, DeadPolicy, Event, EventParts, HeldPage, HeldQuery, Limits, Loaded, Log, LogPage,
+    LogSource, Message, Relay, RelayOptions, Route, Rule, SendError, SendErrorKind, Sink, SourceError, Stopped,
+    repeated_max,
 };
 use std::future::pending;
 use std::sync::Arc;
@@ -140,7 +140,7 @@ impl Running {
         let options = RelayOptions { events_max: EVENTS_MAX, ..RelayOptions::default() };
         let source = Arc::new(LogSource::new(log, DeadPolicy::Skip).for_hand(options.hand()));
         let sink = Arc::new(Broker { began, trouble, sends: 0.into() });
-        let rule = Rule { aggregate_type: None, event_type: None, topic: "t".into(), envelope: Envelope::Plain };
+        let rule = Rule { topic: "t".into(), ..Rule::default() };
         let relay = Relay::new(source.clone(), sink.clone(), Route::new(vec![rule]).unwrap(), options);
         let counters = relay.counters();
         let (stop, stopped) = oneshot::channel::<()>();

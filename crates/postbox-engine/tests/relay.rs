@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 use postbox_engine::{
-    Claim, ClaimLimit, Claimed, Envelope, Event, EventParts, Limits, Message, Relay, RelayOptions, Route, Rule,
-    SendError, SendErrorKind, Settlement, Sink, Source, SourceError, SourceErrorKind, Stopped, Verdict,
+    Claim, ClaimLimit, Claimed, Event, EventParts, Limits, Message, Relay, RelayOptions, Route, Rule, SendError,
+    SendErrorKind, Settlement, Sink, Source, SourceError, SourceErrorKind, Stopped, Verdict,
 };
 use std::collections::VecDeque;
 use std::future::pending;
@@ -150,7 +150,7 @@ struct Running {
 impl Running {
     fn start(source: Told, sink: Script) -> Running {
         let (source, sink) = (Arc::new(source), Arc::new(sink));
-        let rule = Rule { aggregate_type: None, event_type: None, topic: "t".into(), envelope: Envelope::Plain };
+        let rule = Rule { topic: "t".into(), ..Rule::default() };
         let options = RelayOptions {
             drain_timeout: Duration::from_secs(10),
             send_timeout: Duration::from_secs(30),

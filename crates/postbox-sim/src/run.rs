@@ -9,8 +9,7 @@ use crate::watch::Watched;
 use crate::world::{Nature, Shared, World};
 use crate::{Bug, Failure, Kind, Stats};
 use postbox_engine::{
-    Counters, Envelope, Event, EventParts, LogSource, Relay, RelayOptions, Retry, Rng, Route, Rule, SourceError,
-    Stopped, planted,
+    Counters, Event, EventParts, LogSource, Relay, RelayOptions, Retry, Rng, Route, Rule, SourceError, Stopped, planted,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -217,7 +216,7 @@ fn start(shared: &Arc<Shared>, instance: u64) -> Incarnation {
     let log = LogSource::new(SimLog::new(shared.clone(), process.clone()), policy).for_hand(options.hand());
     let source = Arc::new(Watched::new(log, shared.clone(), process.clone()));
     let sink = Arc::new(SimSink::new(shared.clone(), process.clone()));
-    let rule = Rule { aggregate_type: None, event_type: None, topic: "events".into(), envelope: Envelope::Plain };
+    let rule = Rule { topic: "events".into(), ..Rule::default() };
     let route = Route::new(vec![rule]).expect("a fixed topic is a topic");
     let relay = Relay::new(source, sink, route, options);
     let counters = relay.counters();

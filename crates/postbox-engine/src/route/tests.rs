@@ -22,7 +22,7 @@ fn parts() -> EventParts<'static> {
 fn rule(aggregate_type: Option<&str>, event_type: Option<&str>, topic: &str) -> Rule {
     let owned = |text: Option<&str>| text.map(str::to_owned);
     let (aggregate_type, event_type) = (owned(aggregate_type), owned(event_type));
-    Rule { aggregate_type, event_type, topic: topic.into(), envelope: Envelope::Plain }
+    Rule { aggregate_type, event_type, topic: topic.into(), ..Rule::default() }
 }
 
 fn message_in(envelope: Envelope, parts: &EventParts<'_>) -> Message {
@@ -67,6 +67,27 @@ fn topics_are_filled_in_and_an_own_destination_wins() {
     assert_eq!(topic(vec![], &own).unwrap(), "mine");
     let missing = RouteError::NoDestination { topic: "eu.{destination}".into() };
     assert_eq!(topic(all("eu.{destination}"), &parts()).unwrap_err(), missing);
+}
+
+#[test]
+fn a_rule_that_matches_a_destination_says_what_becomes_of_it() {
+    let maps =
+        |destination: &str, topic: &str| Rule { destination: Some(destination.into()), ..rule(None, None, topic) };
+    let rules = || {
+        vec![
+            Rule { event_type: Some("order.paid".into()), ..maps("billing", "paid") },
+            maps("billing", "billing-events.v2"),
+            maps("eu-*", "eu.{aggregate_type}.{destination}"),
+            rule(None, None, "shop.{aggregate_type}"),
+        ]
+    };
+    let to = |destination, event_type| topic(rules(), &EventParts { destination, event_type, ..parts() }).unwrap();
+    assert_eq!(to(Some("billing"), "order.placed"), "billing-events.v2");
+    assert_eq!(to(Some("billing"), "order.paid"), "paid", "all patterns of a rule must match");
+    assert_eq!(to(Some("eu-west"), "order.placed"), "eu.order.eu-west");
+    assert_eq!(to(Some("mine"), "order.placed"), "mine", "the last rule does not ask for it");
+    assert_eq!(to(None, "order.placed"), "shop.order");
+    assert!(topic(vec![maps("*", "t")], &parts()).is_err(), "`*` matches any destination, and not none");
 }
 
 #[test]

@@ -14,7 +14,7 @@ pub(crate) use show::shown;
 pub(crate) use units::show_duration;
 pub use units::{DatabaseUrl, Secret};
 
-use postbox_engine::{DeadPolicy, Envelope, RelayOptions, Retry, Rule};
+use postbox_engine::{DeadPolicy, RelayOptions, Retry, Rule};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -147,7 +147,7 @@ impl Default for StreamSection {
 
 /// Each aggregate type has a topic of its own.
 fn everything_by_type() -> Rule {
-    Rule { aggregate_type: None, event_type: None, topic: "{aggregate_type}".into(), envelope: Envelope::Plain }
+    Rule { topic: "{aggregate_type}".into(), ..Rule::default() }
 }
 
 /// Which sink a stream uses; its settings are in the table of the same name.

@@ -151,7 +151,7 @@ fn what_the_default_file_has_commented_out_is_known_too() {
     let example: Vec<&str> = DEFAULT_TOML.lines().skip_while(|line| *line != "# routes = [").collect();
     let example: Vec<&str> = example.iter().take_while(|l| l.starts_with('#')).map(|l| &l[2..]).collect();
     let config = read(&format!("[stream.main]\n{}", example.join("\n")), &[]).unwrap();
-    assert_eq!(config.stream["main"].routes.len(), 2);
+    assert_eq!(config.stream["main"].routes.len(), 3);
 }
 
 fn is_key(text: &str) -> bool {

@@ -1,9 +1,9 @@
 use super::*;
-use postbox_engine::{Envelope, Event, EventParts, Route, Rule};
+use postbox_engine::{Event, EventParts, Route, Rule};
 use std::sync::{Arc, Mutex};
 
 fn message(parts: &EventParts<'_>) -> Message {
-    let rule = Rule { aggregate_type: None, event_type: None, topic: "t".into(), envelope: Envelope::Plain };
+    let rule = Rule { topic: "t".into(), ..Rule::default() };
     Route::new(vec![rule]).unwrap().message(&Event::new(parts), false).unwrap()
 }
 

@@ -2,7 +2,7 @@ use super::*;
 use postbox_engine::{Envelope, Event, EventParts, Route, Rule};
 
 fn message(envelope: Envelope, headers: &str) -> Message {
-    let rule = Rule { aggregate_type: None, event_type: None, topic: "t".into(), envelope };
+    let rule = Rule { topic: "t".into(), envelope, ..Rule::default() };
     let parts = EventParts {
         aggregate_type: "order",
         aggregate_id: "a b\"%ü",

@@ -35,7 +35,7 @@ fn parts<'a>(number: u32, key: &'a str, payload: Option<&'a [u8]>) -> EventParts
 }
 
 fn routed(topic: &str, envelope: Envelope, parts: &EventParts<'_>) -> Message {
-    let rule = Rule { aggregate_type: None, event_type: None, topic: topic.into(), envelope };
+    let rule = Rule { topic: topic.into(), envelope, ..Rule::default() };
     Route::new(vec![rule]).unwrap().message(&Event::new(parts), false).unwrap()
 }
 
