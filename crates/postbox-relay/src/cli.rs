@@ -5,6 +5,7 @@ use crate::config;
 use crate::failure::Failure;
 use clap::{Args, Parser, Subcommand};
 use postbox_sources::admin::Roles;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -15,7 +16,7 @@ also as POSTBOX__SECTION__KEY; DATABASE_URL where no key names the database. `po
 Exit codes:
   0    done; for relay: stopped by a signal, with all in hand settled or given back
   1    it could not be done; the last lines of stderr say why
-  2    the command line or the configuration is wrong; nothing was tried
+  2    the command line or the configuration is wrong, as far as that is known without connecting; nothing was changed
   3    check found something that must be mended; trace found no such event
   128+ ended by a later second signal (130: Ctrl-C, 143: SIGTERM); what was in flight is sent again by the next relay
 
@@ -170,8 +171,7 @@ impl Cli {
         if let Command::Config(ConfigCommand::Default) = self.command {
             return commands::config::default();
         }
-        let environment = std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
-        let (file, environment) = (self.config.as_deref(), environment.collect());
+        let (file, environment) = (self.config.as_deref(), environment()?);
         if let Command::Config(ConfigCommand::Print) = self.command {
             return commands::config::in_force(file, &environment);
         }
@@ -186,6 +186,21 @@ impl Cli {
             Command::Trace(args) => wait(commands::trace::run(&config, &args)),
         }
     }
+}
+
+/// The variables. Those that are no text and none of ours are left out.
+fn environment() -> Result<BTreeMap<String, String>, Failure> {
+    let mut environment = BTreeMap::new();
+    for (name, value) in std::env::vars_os() {
+        match (name.into_string(), value.into_string()) {
+            (Ok(name), Ok(value)) => drop(environment.insert(name, value)),
+            (Ok(name), Err(_)) if name.starts_with("POSTBOX_") || name == "DATABASE_URL" => {
+                return Err(Failure::usage(format!("environment variable {name}: its value is not UTF-8")));
+            }
+            _ => {}
+        }
+    }
+    Ok(environment)
 }
 
 /// Runs a short command to its end.

@@ -17,8 +17,10 @@ pub(crate) fn admin(config: &Config) -> Result<AnyAdmin, Failure> {
     postbox_sources::admin(&location(config), config.source.retention).map_err(named_wrongly)
 }
 
-/// A URL that names no database of this build is wrong configuration.
+/// What is found before anything is connected to is wrong configuration.
 pub(crate) fn named_wrongly(error: postbox_engine::SourceError) -> Failure {
-    Failure::usage(error.message)
-        .remedy("source.url in postbox.toml, POSTBOX__SOURCE__URL or DATABASE_URL names the database")
+    Failure::usage(error.message).remedy(
+        "source.url in postbox.toml, POSTBOX__SOURCE__URL or DATABASE_URL names the database; \
+         its neighbours are explained by: postbox config default",
+    )
 }

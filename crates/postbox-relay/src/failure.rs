@@ -11,7 +11,7 @@ use std::process::ExitCode;
 pub enum Code {
     /// Something could not be done.
     Failed = 1,
-    /// The command line or the configuration is wrong; nothing was tried.
+    /// The command line or the configuration is wrong, as far as that is known without connecting; nothing was changed.
     Usage = 2,
     /// The command worked, and what it looked at is not well.
     Unwell = 3,

@@ -103,8 +103,7 @@ fn relay(
     name: &str,
     stream: &StreamSection,
 ) -> Result<(Arc<str>, Relay<AnySource, AnySink>), Failure> {
-    let sink = sink(name, stream)?;
-    let route = route(name, stream)?;
+    let (sink, route) = destination(name, stream)?;
     let RelaySection { events_max, bytes_max, send_timeout, drain_timeout, .. } = config.relay;
     let options = RelayOptions {
         stream: name.into(),
@@ -120,13 +119,17 @@ fn relay(
     Ok((name.into(), Relay::new(Arc::new(source), Arc::new(sink), route, options)))
 }
 
-pub(crate) fn route(name: &str, stream: &StreamSection) -> Result<Route, Failure> {
-    Route::new(stream.routes.clone()).map_err(|error| Failure::usage(format!("stream.{name}.routes: {error}")))
-}
-
-pub(crate) fn sink(name: &str, stream: &StreamSection) -> Result<AnySink, Failure> {
-    let config = stream.sink_config(name)?;
-    postbox_sinks::build(&config).map_err(|error| Failure::usage(format!("stream.{name}: {}", with_causes(&error))))
+/// Where a stream's events go: all of it that can be known to be wrong without connecting.
+pub(crate) fn destination(name: &str, stream: &StreamSection) -> Result<(AnySink, Route), Failure> {
+    let wrong = |what: String| Failure::usage(format!("stream.{name}{what}"));
+    let route = Route::new(stream.routes.clone()).map_err(|error| wrong(format!(".routes: {error}")))?;
+    let sink = postbox_sinks::build(&stream.sink_config(name)?);
+    let sink = sink.map_err(|error| wrong(format!(": {}", with_causes(&error))))?;
+    let unusable = route.fixed_topics().find_map(|topic| sink.unusable(topic));
+    match unusable {
+        None => Ok((sink, route)),
+        Some(why) => Err(wrong(format!(".routes: {why}"))),
+    }
 }
 
 fn source_config(config: &Config, name: &str, stream: &StreamSection, hand: ClaimLimit) -> SourceConfig {

@@ -1,5 +1,6 @@
 //! stderr of a running relay: log lines, and on a terminal one live line below them that is drawn again and again.
 
+use crate::failure::Failure;
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tracing_subscriber::EnvFilter;
@@ -12,14 +13,19 @@ pub(crate) struct Screen(Arc<Mutex<String>>);
 
 impl Screen {
     /// Sends the log to stderr; `RUST_LOG` chooses what, `info` and above by default.
-    pub(crate) fn new() -> Screen {
+    ///
+    /// # Errors
+    /// `RUST_LOG` cannot be read.
+    pub(crate) fn new() -> Result<Screen, Failure> {
+        let wrong = |error| Failure::usage(format!("environment variable RUST_LOG: {error}")).remedy("RUST_LOG=info");
+        let level = std::env::var("RUST_LOG").unwrap_or_default();
+        let filter = EnvFilter::try_new(if level.is_empty() { "info" } else { &level }).map_err(wrong)?;
         let screen = Screen::default();
         let writer = screen.clone();
-        let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
         let log = tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_ansi(is_terminal());
         // A second call in one process (tests) keeps the first log.
         let _ = log.with_writer(move || writer.clone()).try_init();
-        screen
+        Ok(screen)
     }
 
     fn line(&self) -> MutexGuard<'_, String> {

@@ -101,6 +101,11 @@ impl KafkaSink {
         })
     }
 
+    /// Why this can be no topic.
+    pub fn unusable(topic: &str) -> Option<String> {
+        topics::check_name(topic).err()
+    }
+
     /// What is wrong with topics that are known before any event is.
     ///
     /// # Errors

@@ -95,7 +95,21 @@ impl AnySink {
         }
     }
 
-    /// What is wrong with destinations that are known before any event is: one text each, with the command that
+    /// Why this can be no destination of the sink, whatever is there. Asks nobody.
+    pub fn unusable(&self, destination: &str) -> Option<String> {
+        match self {
+            #[cfg(feature = "kafka")]
+            AnySink::Kafka(_) => kafka::KafkaSink::unusable(destination),
+            #[cfg(feature = "webhook")]
+            AnySink::Webhook(sink) => sink.unusable(destination),
+            AnySink::Stdout(_) => {
+                let _ = destination; // any name will do
+                None
+            }
+        }
+    }
+
+    /// What is missing of destinations that are known before any event is: one text each, with the command that
     /// mends it. Sends nothing.
     ///
     /// # Errors
@@ -105,9 +119,9 @@ impl AnySink {
             #[cfg(feature = "kafka")]
             AnySink::Kafka(sink) => sink.check_topics(destinations).await,
             #[cfg(feature = "webhook")]
-            AnySink::Webhook(sink) => Ok(sink.check_urls(destinations)),
+            AnySink::Webhook(_) => Ok(Vec::new()), // what a URL names is asked by the first event
             AnySink::Stdout(_) => {
-                let _ = destinations; // any name will do
+                let _ = destinations; // unused where there is no Kafka
                 Ok(Vec::new())
             }
         }

@@ -100,9 +100,9 @@ impl WebhookSink {
         Ok(WebhookSink { client, url, signer, config: config.clone() })
     }
 
-    /// What is wrong with destinations that are known before any event is.
-    pub fn check_urls(&self, destinations: &[&str]) -> Vec<String> {
-        destinations.iter().filter_map(|destination| self.target(destination).err()).collect()
+    /// Why this can be no destination.
+    pub fn unusable(&self, destination: &str) -> Option<String> {
+        self.target(destination).err()
     }
 
     /// The destination itself where it is a URL, else the configured one.

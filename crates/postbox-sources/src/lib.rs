@@ -57,7 +57,8 @@ enum Database {
 /// The source for one stream. It connects when the relay acquires it.
 ///
 /// # Errors
-/// A URL that names no database of this build.
+/// A URL that names no database of this build or cannot be read, a file that it names and that cannot be read, a name that
+/// cannot be a schema's: wrong configuration, all of it, and nothing else.
 pub fn build(config: &SourceConfig) -> Result<AnySource, SourceError> {
     match config.location.database()? {
         Database::Memory { events } => {
@@ -102,7 +103,7 @@ pub fn build(config: &SourceConfig) -> Result<AnySource, SourceError> {
 /// What people ask of the database, and what they have it do. `retention`: how long published events are to be kept.
 ///
 /// # Errors
-/// A URL that names no database of this build.
+/// As [`build`].
 pub fn admin(location: &Location, retention: Duration) -> Result<AnyAdmin, SourceError> {
     match location.database()? {
         Database::Memory { .. } => Err(refused("events made in memory leave nothing to look at")),
@@ -145,7 +146,7 @@ impl Location {
         let keywords =
             !url.contains("://") && ["host=", "dbname=", "user=", "service="].iter().any(|k| url.contains(k));
         if url.starts_with("postgres://") || url.starts_with("postgresql://") || keywords {
-            return Ok(Database::Postgres(self.with_password(url)));
+            return self.postgres(self.with_password(url));
         }
         let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
         let what = if scheme.is_empty() {
@@ -154,6 +155,17 @@ impl Location {
             format!("no source for {scheme}://")
         };
         Err(refused(format!("{what}; write postgres://USER@HOST:PORT/DATABASE or sqlite:FILE")))
+    }
+
+    #[cfg(feature = "postgres")]
+    fn postgres(&self, url: String) -> Result<Database, SourceError> {
+        postgres::check_options(&url, self.listen_url.as_deref(), &self.schema)?;
+        Ok(Database::Postgres(url))
+    }
+
+    #[cfg(not(feature = "postgres"))]
+    fn postgres(&self, url: String) -> Result<Database, SourceError> {
+        Ok(Database::Postgres(url))
     }
 
     /// The URL with the separate password in it.

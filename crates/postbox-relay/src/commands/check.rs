@@ -2,45 +2,49 @@
 
 use super::{print, print_json};
 use crate::cli::OutputArgs;
-use crate::config::{Config, SinkName};
-use crate::failure::Failure;
-use crate::run::{route, sink};
+use crate::config::{Config, SinkName, StreamSection};
+use crate::failure::{Code, Failure};
+use crate::run::destination;
 use postbox_engine::Sink;
 use postbox_sources::admin::Finding;
 use serde_json::json;
 
 pub(crate) async fn run(config: &Config, output: OutputArgs) -> Result<(), Failure> {
-    let mut findings = check_source(config).await;
+    let mut findings = Vec::new();
+    let mut misconfigured = false;
+    let mut add = |found: Result<Vec<Finding>, Failure>| match found {
+        Ok(found) => findings.extend(found),
+        Err(Failure { code, what, remedy }) => {
+            misconfigured |= code == Code::Usage;
+            findings.push(bad(what, remedy));
+        }
+    };
+    add(check_source(config).await);
     for (name, stream) in &config.stream {
-        findings.extend(check_sink(name, stream).await);
+        add(check_sink(name, stream).await);
     }
     if output.json {
         print_json(&json!(findings))?;
     } else {
         print(&findings.iter().map(line).collect::<String>())?;
     }
-    match findings.iter().filter(|finding| !finding.ok).count() {
-        0 => Ok(()),
-        1 => Err(Failure::unwell("check: one thing must be mended")),
-        n => Err(Failure::unwell(format!("check: {n} things must be mended"))),
-    }
-}
-
-async fn check_source(config: &Config) -> Vec<Finding> {
-    match crate::database::admin(config) {
-        Ok(admin) => admin.check().await,
-        Err(failure) => vec![bad(failure.what, failure.remedy)],
-    }
-}
-
-async fn check_sink(name: &str, stream: &crate::config::StreamSection) -> Vec<Finding> {
-    let what = format!("stream {name}: sink {}", stream.sink.as_str());
-    let (route, sink) = match (route(name, stream), sink(name, stream)) {
-        (Ok(route), Ok(sink)) => (route, sink),
-        (Err(failure), _) | (_, Err(failure)) => return vec![bad(failure.what, failure.remedy)],
+    let what = match findings.iter().filter(|finding| !finding.ok).count() {
+        0 => return Ok(()),
+        1 => "check: one thing must be mended".to_owned(),
+        n => format!("check: {n} things must be mended"),
     };
+    Err(if misconfigured { Failure::usage(what) } else { Failure::unwell(what) })
+}
+
+async fn check_source(config: &Config) -> Result<Vec<Finding>, Failure> {
+    Ok(crate::database::admin(config)?.check().await)
+}
+
+async fn check_sink(name: &str, stream: &StreamSection) -> Result<Vec<Finding>, Failure> {
+    let what = format!("stream {name}: sink {}", stream.sink.as_str());
+    let (sink, route) = destination(name, stream)?;
     if let Err(error) = sink.check().await {
-        return vec![bad(format!("{what}: {error}"), None)];
+        return Ok(vec![bad(format!("{what}: {error}"), None)]);
     }
     let mut findings = vec![Finding { ok: true, what: format!("{what}: connected"), remedy: None }];
     match sink.check_destinations(&route.fixed_topics().collect::<Vec<_>>()).await {
@@ -51,7 +55,7 @@ async fn check_sink(name: &str, stream: &crate::config::StreamSection) -> Vec<Fi
         let what = format!("{what}: topics with {{..}} depend on the event, and are looked up when one comes");
         findings.push(Finding { ok: true, what, remedy: None });
     }
-    findings
+    Ok(findings)
 }
 
 fn bad(what: String, remedy: Option<String>) -> Finding {

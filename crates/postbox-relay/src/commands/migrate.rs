@@ -9,7 +9,7 @@ use postbox_sources::admin::{Migrated, Roles};
 pub(crate) async fn run(config: &Config, args: &MigrateArgs) -> Result<(), Failure> {
     let admin = crate::database::admin(config)?;
     match &args.roles {
-        Some(roles) => return print(&admin.roles_script(roles)?),
+        Some(roles) => return print(&admin.roles_script(roles).map_err(|error| Failure::usage(error.message))?),
         None if args.print => return print(&admin.migrate_script()?),
         None => {}
     }

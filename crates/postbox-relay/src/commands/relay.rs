@@ -22,7 +22,7 @@ pub(crate) fn run(config: &Config, args: &RelayArgs) -> Result<(), Failure> {
 }
 
 async fn relay(config: &Config, args: &RelayArgs) -> Result<(), Failure> {
-    let screen = Screen::new();
+    let screen = Screen::new()?;
     let signals = Signals::new()?;
     let location = database::location(config);
     let shop = match (args.demo, location.sqlite_path()) {
@@ -34,10 +34,10 @@ async fn relay(config: &Config, args: &RelayArgs) -> Result<(), Failure> {
         }
         (demo, path) => path.filter(|_| demo),
     };
+    let runner = Runner::new(config)?; // all of the configuration is looked at before anything is made
     if config.source.url.is_none() || args.demo {
         make_tables(config, &screen).await?;
     }
-    let runner = Runner::new(config)?;
     let shop = shop.map(|path| demo::open(&path, &config.source.schema)).transpose()?;
     announce(config, &screen, shop.is_some());
     // Events made in memory have no database to ask.

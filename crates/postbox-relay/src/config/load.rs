@@ -2,10 +2,12 @@
 //! line, or the variable, and never shows a secret.
 
 use super::overlay::{Origin, Variables};
-use super::{Config, DatabaseUrl, Secret};
+use super::units::{show_duration, show_size};
+use super::{Config, DatabaseUrl, RelaySection, RetrySection, Secret};
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use toml::de::DeTable;
 
 /// The file that is read when it is there and none is named.
@@ -159,27 +161,11 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     if config.stream.is_empty() {
         return Err(wrong("no stream is configured", "add a table [stream.main]"));
     }
-    if config.relay.lease < std::time::Duration::from_secs(1) {
-        return Err(wrong("relay.lease is shorter than one second", "set it to 10s, the default"));
-    }
-    if config.relay.send_timeout < std::time::Duration::from_secs(1) {
-        return Err(wrong("relay.send_timeout is shorter than one second", "set it to 30s, the default"));
-    }
-    for (key, value) in [("relay.events_max", config.relay.events_max), ("relay.bytes_max", config.relay.bytes_max)] {
-        if value == 0 {
-            return Err(wrong(
-                format!("{key} is 0, so nothing could ever be sent"),
-                format!("remove {key} to use the default"),
-            ));
-        }
-    }
+    ranges(config)?;
     for (name, stream) in &config.stream {
         if stream.routes.is_empty() {
             let remedy = "add one, as in: routes = [{ topic = \"{aggregate_type}\" }]";
             return Err(wrong(format!("stream.{name}.routes is empty, so no event has a place to go"), remedy));
-        }
-        if stream.retry.attempts_max == 0 {
-            return Err(wrong(format!("stream.{name}.retry.attempts_max is 0"), "set it to 1 or more"));
         }
         #[cfg(feature = "webhook")]
         if stream.webhook.as_ref().is_some_and(|webhook| webhook.timeout >= config.relay.send_timeout) {
@@ -189,4 +175,49 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         }
     }
     Ok(())
+}
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// Each number must be one that a relay can work with: beyond these, a slip of the pen is likelier than a wish.
+fn ranges(config: &Config) -> Result<(), ConfigError> {
+    let RelaySection { lease, events_max, bytes_max, send_timeout, drain_timeout, .. } = config.relay;
+    within("source.retention", config.source.retention, SECOND..=3650 * DAY, show_duration)?;
+    within("relay.lease", lease, SECOND..=HOUR, show_duration)?; // so long may nobody send when a relay dies
+    within("relay.events_max", events_max, 1..=1_000_000, |n| n.to_string())?; // a crash repeats four times as many
+    within("relay.bytes_max", bytes_max, 1..=1 << 30, show_size)?; // more than three times that may be in memory
+    within("relay.send_timeout", send_timeout, SECOND..=HOUR, show_duration)?;
+    within("relay.drain_timeout", drain_timeout, Duration::ZERO..=HOUR, show_duration)?;
+    for (name, stream) in &config.stream {
+        let key = |key: &str| format!("stream.{name}.{key}");
+        let RetrySection { base, pause_max, attempts_max } = stream.retry;
+        within(&key("retry.base"), base, MS..=DAY, show_duration)?;
+        within(&key("retry.pause_max"), pause_max, MS..=30 * DAY, show_duration)?;
+        within(&key("retry.attempts_max"), attempts_max, 1..=1_000_000, |n| n.to_string())?;
+        #[cfg(feature = "webhook")]
+        if let Some(webhook) = &stream.webhook {
+            within(&key("webhook.timeout"), webhook.timeout, MS..=HOUR, show_duration)?;
+            within(&key("webhook.connect_timeout"), webhook.connect_timeout, MS..=HOUR, show_duration)?;
+        }
+    }
+    Ok(())
+}
+
+fn within<T: PartialOrd + Copy>(
+    key: &str,
+    value: T,
+    range: RangeInclusive<T>,
+    show: fn(T) -> String,
+) -> Result<(), ConfigError> {
+    if range.contains(&value) {
+        return Ok(());
+    }
+    let (least, most) = (show(*range.start()), show(*range.end()));
+    Err(wrong(
+        format!("{key} is {}; it can be {least} to {most}", show(value)),
+        "what it means, and its default: postbox config default",
+    ))
 }

@@ -216,11 +216,36 @@ fn a_webhook_must_time_out_before_its_send() {
 }
 
 #[test]
-fn times_that_nothing_can_be_done_in_are_refused() {
-    for key in ["lease", "send_timeout"] {
-        let config = read(&format!("[relay]\n{key} = \"0s\"\n[stream.main]\n"), &[]).unwrap();
-        let said = super::load::check(&config).unwrap_err().what;
-        assert!(said.contains(&format!("relay.{key} is shorter than one second")), "{said}");
+fn absurd_numbers_are_refused_with_key_and_range() {
+    let wrong = |text: &str| super::load::check(&read(text, &[]).unwrap()).err().map(|error| error.what);
+    for (section, key, bad, range) in [
+        ("source", "retention", &["\"0s\"", "\"3651d\""][..], "1s to 3650d"),
+        ("relay", "lease", &["\"0s\"", "\"999ms\"", "\"3650d\""], "1s to 1h"),
+        ("relay", "events_max", &["0", "1000000000000"], "1 to 1000000"),
+        ("relay", "bytes_max", &["\"0B\"", "\"1025MB\""], "1B to 1GB"),
+        ("relay", "send_timeout", &["\"0s\"", "\"61m\""], "1s to 1h"),
+        ("relay", "drain_timeout", &["\"61m\""], "0ms to 1h"),
+        ("stream.main.retry", "base", &["\"0s\"", "\"25h\""], "1ms to 1d"),
+        ("stream.main.retry", "pause_max", &["\"0s\"", "\"31d\""], "1ms to 30d"),
+        ("stream.main.retry", "attempts_max", &["0", "1000001"], "1 to 1000000"),
+        #[cfg(feature = "webhook")]
+        ("stream.main.webhook", "timeout", &["\"0s\"", "\"61m\""], "1ms to 1h"),
+        #[cfg(feature = "webhook")]
+        ("stream.main.webhook", "connect_timeout", &["\"0s\"", "\"61m\""], "1ms to 1h"),
+    ] {
+        let with = |value: &str| format!("[{section}]\n{key} = {value}\n");
+        for value in bad {
+            let said = wrong(&with(value)).unwrap_or_else(|| panic!("{section}.{key} = {value} is taken"));
+            assert!(said.starts_with(&format!("{section}.{key} is ")) && said.ends_with(range), "{said}");
+        }
+        let (least, most) = range.split_once(" to ").unwrap();
+        for end in [least, most] {
+            let quoted =
+                if end.ends_with(|c: char| c.is_ascii_digit()) { end.to_owned() } else { format!("\"{end}\"") };
+            // The webhook's limit is set further by its neighbour.
+            let said = wrong(&with(&quoted)).filter(|said| !said.contains("is not below relay.send_timeout"));
+            assert_eq!(said, None, "{section}.{key}");
+        }
     }
 }
 

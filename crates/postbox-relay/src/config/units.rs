@@ -52,6 +52,10 @@ pub(crate) fn show_duration(value: Duration) -> String {
     show_units(u64::try_from(value.as_millis()).unwrap_or(u64::MAX), &DURATIONS)
 }
 
+pub(super) fn show_size(bytes: usize) -> String {
+    show_units(bytes as u64, &SIZES)
+}
+
 /// A value that may be read by the code that needs it and is `***` for everybody else: logs and errors.
 #[derive(Clone, Deserialize)]
 #[serde(from = "String")]
@@ -163,6 +167,7 @@ mod tests {
         assert_eq!(show_duration(Duration::from_secs(300)), "5m");
         assert_eq!(show_duration(Duration::from_millis(90_500)), "90500ms");
         assert_eq!(show_duration(Duration::ZERO), "0ms");
+        assert_eq!((show_size(8 << 20), show_size(1_500)), ("8MB".into(), "1500B".into()));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! passwords and other servers are in `postgres`, topics and brokers in `kafka`, unknown keys in `command_line`, the full
 //! disk in `embedded_default`.
 
-use crate::harness::{Ended, Folder, until};
+use crate::harness::{Folder, until};
 use crate::postgres::{execute, migrated};
 use postbox_testkit::services::{PgVersion, Postgres, free_port};
 
@@ -14,11 +14,15 @@ fn checked(folder: &Folder, code: i32, words: &[&str]) {
     folder.run(&["status"]).failed_with(code, words);
 }
 
-/// A relay that ends by itself.
-fn ended(folder: &Folder) -> Ended {
-    let mut relay = folder.relay(&[]);
-    let code = Some(relay.wait());
-    Ended { code, stdout: relay.stdout.text(), stderr: relay.stderr.text() }
+/// What every command says where the configuration is wrong in itself: nothing is connected to, nothing is made.
+fn misconfigured(folder: &Folder, words: &[&str]) {
+    let check = folder.run(&["check"]);
+    assert_eq!(check.code, Some(2), "{check:?}");
+    words.iter().for_each(|word| assert!(check.stdout.contains(word), "no {word:?} in: {}", check.stdout));
+    for command in [&["status"][..], &["migrate"], &["migrate", "--print"], &["publish", "order", "1", "x", "{}"]] {
+        folder.run(command).failed_with(2, words);
+    }
+    folder.ended_relay(&[]).failed_with(2, words);
 }
 
 #[test]
@@ -36,17 +40,38 @@ fn a_wrong_url_names_the_place_and_what_to_look_at() {
     checked(&no_such_host, 1, &["no-such-host.invalid:5432", "URL"]);
     let plain = format!("{}?sslmode=require", Postgres::shared(PgVersion::V15).create_database());
     checked(&Folder::new().env("DATABASE_URL", &plain), 1, &["does not support TLS", "sslmode=disable"]);
-    let unreadable = Folder::new().env("DATABASE_URL", "postgres://me:p@ss@h:5432/shop");
-    checked(&unreadable, 1, &["postgres://USER:PASSWORD@HOST:PORT/DATABASE", "percent-encoded"]);
-    ended(&unreadable).failed_with(1, &["postgres://USER:PASSWORD@HOST:PORT/DATABASE"]);
-    ended(&Folder::new().env("DATABASE_URL", "mysql://h/d")).failed_with(2, &["mysql://", "source.url"]);
     let nowhere = Folder::new().env("DATABASE_URL", "sqlite:/no/such/folder/shop.db");
     checked(&nowhere, 1, &["/no/such/folder/shop.db", "postbox migrate"]);
     nowhere.run(&["migrate"]).failed_with(1, &["/no/such/folder/shop.db", "Correct the path"]);
-    ended(&nowhere).failed_with(1, &["/no/such/folder/shop.db"]);
+    nowhere.ended_relay(&[]).failed_with(1, &["/no/such/folder/shop.db"]);
     let folder = Folder::new().env("DATABASE_URL", "sqlite:text.db");
     std::fs::write(folder.file("text.db"), "no database. ".repeat(100)).unwrap();
-    ended(&folder).failed_with(1, &["text.db", "no SQLite database", "Correct the path"]);
+    folder.ended_relay(&[]).failed_with(1, &["text.db", "no SQLite database", "Correct the path"]);
+}
+
+#[test]
+fn a_database_url_that_is_wrong_in_form_is_wrong_configuration() {
+    let unreadable = ["postgres://USER:PASSWORD@HOST:PORT/DATABASE", "percent-encoded", "source.url"];
+    for (url, words) in [
+        ("postgres://me:p@ss@h:5432/shop", &unreadable[..]),
+        ("postgres://me@h:port/shop", &unreadable),
+        ("postgres://me@h/shop?sslmod=disable", &unreadable),
+        ("host=h port=x", &unreadable),
+        ("postgres://me@h/shop?sslmode=disabled", &["sslmode is one of", "disable"]),
+        ("postgres://me@h/shop?sslmode=prefer", &["plain text"]),
+        ("postgres://me@h/shop?sslrootcert=/no/such/ca.pem", &["sslrootcert /no/such/ca.pem"]),
+        ("mysql://h/d", &["mysql://", "source.url"]),
+        ("sqlite:", &["sqlite:postbox.db"]),
+        ("", &["has no scheme"]),
+    ] {
+        misconfigured(&Folder::new().env("DATABASE_URL", url), words);
+    }
+    let postgres = || Folder::new().env("DATABASE_URL", "postgres://me@h/shop");
+    misconfigured(
+        &postgres().env("POSTBOX__SOURCE__LISTEN_URL", "postgres://h:x/d"),
+        &["listen_url", "percent-encoded"],
+    );
+    misconfigured(&postgres().env("POSTBOX__SOURCE__SCHEMA", &"x".repeat(64)), &["longer than 63 bytes"]);
 }
 
 #[test]
@@ -54,13 +79,13 @@ fn a_file_without_tables_or_with_newer_ones_names_the_command() {
     let folder = Folder::new().env("DATABASE_URL", "sqlite:shop.db");
     std::fs::write(folder.file("shop.db"), "").unwrap();
     checked(&folder, 1, &["shop.db", "postbox migrate"]);
-    ended(&folder).failed_with(1, &["shop.db", "postbox migrate"]);
+    folder.ended_relay(&[]).failed_with(1, &["shop.db", "postbox migrate"]);
     folder.run(&["publish", "order", "1", "order.placed", "{}"]).failed_with(1, &["postbox migrate"]);
     folder.ok(&["migrate"]);
     let file = rusqlite::Connection::open(folder.file("shop.db")).unwrap();
     file.execute("INSERT INTO postbox_migration VALUES (99, '', 0)", []).unwrap();
     checked(&folder, 1, &["version 99", "Upgrade postbox"]);
-    ended(&folder).failed_with(1, &["version 99", "Upgrade postbox"]);
+    folder.ended_relay(&[]).failed_with(1, &["version 99", "Upgrade postbox"]);
 }
 
 /// At the write, where it is known; what only the destination knows is in `kafka`.
@@ -135,6 +160,6 @@ fn case_t5_names_from_the_configuration_are_quoted_or_refused() {
     let (refused, _) = migrated();
     for schema in ["", "a$body$; DROP SCHEMA postbox CASCADE; --", &"x".repeat(64)] {
         configure(&refused, schema);
-        assert!(matches!(refused.run(&["migrate"]).code, Some(1 | 2)), "{schema}");
+        refused.run(&["migrate"]).failed_with(2, &["cannot be the name of a schema"]);
     }
 }

@@ -61,6 +61,49 @@ fn a_sink_without_its_table_and_an_option_that_breaks_a_promise_are_refused() {
     wrong.run(&["relay"]).failed_with(2, &["acks", "cannot be set"]);
 }
 
+#[cfg(all(feature = "kafka", feature = "webhook"))]
+#[test]
+fn a_wrong_configuration_is_refused_before_anything_is_made() {
+    let webhook = "[stream.main]\nsink = \"webhook\"\n[stream.main.webhook]\n";
+    let secret = "secret = \"whsec_c2VjcmV0LWtleS1vZi10aGlzLXRlc3Q=\"\n";
+    let kafka = "sink = \"kafka\"\n[stream.main.kafka]\nbrokers = ";
+    for (config, words) in [
+        (format!("{webhook}{secret}url = \"ftp://h/\"\n"), &["stream.main", "`url`", "ftp"][..]),
+        (format!("{webhook}secret = \"no key\"\n"), &["stream.main", "secret"]),
+        (format!("{webhook}secret_file = \"nowhere\"\n"), &["`secret_file` nowhere"]),
+        (format!("{webhook}{secret}ca_file = \"nowhere\"\n"), &["`ca_file` nowhere"]),
+        (format!("[stream.main]\n{kafka}\"h:port\"\n"), &["`brokers`", "host:9092"]),
+        (format!("[stream.main]\n{kafka}\"h:9092\"\noptions = {{ no_such = \"1\" }}\n"), &["no_such"]),
+        (
+            format!("[stream.main]\nroutes = [{{ topic = \"a b\" }}]\n{kafka}\"h:9092\"\n"),
+            &["stream.main.routes", "\"a b\""],
+        ),
+        ("[stream.main]\nroutes = [{ topic = \"{no_such}\" }]\n".into(), &["stream.main.routes", "{no_such}"]),
+        ("[source]\npassword_file = \"nowhere\"\n".into(), &["nowhere", "password_file"]),
+    ] {
+        let folder = Folder::with_config(&config);
+        let made = || std::fs::read_dir(folder.path()).unwrap().map(|f| f.unwrap().file_name()).collect::<Vec<_>>();
+        let before = made();
+        for args in [&[][..], &["--demo"]] {
+            folder.ended_relay(args).failed_with(2, words);
+        }
+        assert_eq!(folder.run(&["check"]).code, Some(2), "{config}");
+        assert_eq!(made(), before, "{config}");
+    }
+}
+
+#[test]
+fn environment_variables_that_cannot_be_read_are_named() {
+    use std::os::unix::ffi::OsStrExt;
+    let folder = Folder::new().env("RUST_LOG", "postbox=[");
+    folder.ended_relay(&[]).failed_with(2, &["RUST_LOG"]);
+    assert!(!folder.file("postbox.db").exists());
+    let value = std::ffi::OsStr::from_bytes(b"sqlite:\xff.db");
+    for name in ["DATABASE_URL", "POSTBOX__SOURCE__URL"] {
+        Folder::new().env(name, value).run(&["status"]).failed_with(2, &[name, "UTF-8"]);
+    }
+}
+
 #[test]
 fn the_default_file_is_a_configuration_that_changes_nothing() {
     let folder = Folder::new();
@@ -102,5 +145,5 @@ fn migrate_prints_what_it_would_run() {
     assert!(script.contains("CREATE SCHEMA") && !script.contains("DROP "), "{script}");
     let grants = postgres.ok(&["migrate", "--print", "--roles", "shop,shop_relay"]).stdout;
     assert!(grants.contains("\"shop_relay\"") && !grants.contains("CREATE TABLE"), "{grants}");
-    Folder::new().run(&["migrate", "--print", "--roles", "a,b"]).failed_with(1, &["SQLite has no roles"]);
+    Folder::new().run(&["migrate", "--print", "--roles", "a,b"]).failed_with(2, &["SQLite has no roles"]);
 }

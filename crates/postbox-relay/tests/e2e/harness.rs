@@ -1,5 +1,6 @@
 //! Runs the program in a folder of its own, with no variable of this machine, and waits for what it says.
 
+use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -14,7 +15,7 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 /// A folder with a configuration, in which `postbox` runs.
 pub(crate) struct Folder {
     folder: TempDir,
-    environment: Vec<(String, String)>,
+    environment: Vec<(String, OsString)>,
 }
 
 impl Folder {
@@ -28,8 +29,8 @@ impl Folder {
         folder
     }
 
-    pub(crate) fn env(mut self, name: &str, value: &str) -> Folder {
-        self.environment.push((name.into(), value.into()));
+    pub(crate) fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Folder {
+        self.environment.push((name.into(), value.as_ref().into()));
         self
     }
 
@@ -75,6 +76,13 @@ impl Folder {
     pub(crate) fn relay(&self, args: &[&str]) -> Running {
         let args: Vec<&str> = ["relay"].iter().chain(args).copied().collect();
         Running::new(self.command(&args).spawn().unwrap())
+    }
+
+    /// Starts `postbox relay`, which ends by itself.
+    pub(crate) fn ended_relay(&self, args: &[&str]) -> Ended {
+        let mut relay = self.relay(args);
+        let code = Some(relay.wait());
+        Ended { code, stdout: relay.stdout.text(), stderr: relay.stderr.text() }
     }
 
     /// Starts `postbox relay` with a full pipe for stdout that nobody reads.

@@ -7,6 +7,7 @@ use secrecy::SecretString;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 /// Options of the Kafka sink.
@@ -79,6 +80,9 @@ fn default_bytes_max() -> usize {
     1_000_000
 }
 
+/// What librdkafka takes for `message.max.bytes`.
+const BYTES_MAX: RangeInclusive<usize> = 1_000..=1_000_000_000;
+
 /// How many messages share a request: all that fit into so many bytes, or one, to find out which one is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Batching {
@@ -141,6 +145,18 @@ fn instead(option: &str) -> Option<&'static str> {
 /// librdkafka's copy of what is on its way. The relay's own bound comes on top.
 const QUEUE_KBYTES: usize = 16 << 10;
 
+/// Whether it is a host, and behind a colon a port. librdkafka would try another port, or wait for a broker for ever.
+fn is_place(broker: &str) -> bool {
+    let place = broker.split_once("://").map_or(broker, |(_, place)| place);
+    let (host, port) = match place.rsplit_once(':') {
+        Some((host, port)) if !port.contains(']') => (host, port),
+        _ => (place, "9092"),
+    };
+    let bracketed = host.starts_with('[') && host.ends_with(']');
+    let plain = !host.is_empty() && !host.contains([':', '/', ' ']);
+    (plain || bracketed) && port.parse::<u16>().is_ok_and(|port| port > 0)
+}
+
 impl KafkaConfig {
     fn error(message: impl Into<String>) -> BuildError {
         BuildError::new("kafka", message)
@@ -150,6 +166,16 @@ impl KafkaConfig {
     pub(super) fn client(&self) -> Result<ClientConfig, BuildError> {
         if self.brokers.trim().is_empty() {
             return Err(KafkaConfig::error("`brokers` is empty; write \"host:9092\""));
+        }
+        if let Some(wrong) = self.brokers.split(',').find(|broker| !is_place(broker.trim())) {
+            return Err(KafkaConfig::error(format!("`brokers`: {wrong:?} is no broker; write \"host:9092\"")));
+        }
+        for (name, bytes) in [("message_bytes_max", self.message_bytes_max), ("batch_bytes_max", self.batch_bytes_max)]
+        {
+            if !BYTES_MAX.contains(&bytes) {
+                let (least, most) = BYTES_MAX.into_inner();
+                return Err(KafkaConfig::error(format!("`{name}` is {bytes}; it can be {least} to {most}")));
+            }
         }
         let mut client = ClientConfig::new();
         for (name, value) in &self.options {
@@ -337,6 +363,31 @@ mod tests {
         assert!(!text.contains("hunter2"), "{text}");
         assert!(refused(r#", "password": "a", "password_file": "/b""#).contains("not both"));
         assert!(refused(r#", "password_file": "/nonexistent/file""#).contains("`password_file` /nonexistent/file"));
+    }
+
+    #[test]
+    fn sizes_that_librdkafka_cannot_take_are_refused_with_key_and_range() {
+        for name in ["message_bytes_max", "batch_bytes_max"] {
+            for bytes in ["0", "999", "1000000001"] {
+                let text = refused(&format!(r#", "{name}": {bytes}"#));
+                assert!(text.contains(&format!("`{name}` is {bytes}; it can be 1000 to 1000000000")), "{text}");
+            }
+            for bytes in ["1000", "1000000000"] {
+                config(&format!(r#", "{name}": {bytes}"#)).unwrap().client().unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn brokers_are_hosts_with_ports() {
+        let client = |brokers: &str| KafkaConfig { brokers: brokers.into(), ..config("").unwrap() }.client();
+        for good in ["b", "b:9092, c:9093", "PLAINTEXT://b:1", "[::1]:9092", "10.0.0.1:65535"] {
+            client(good).unwrap();
+        }
+        for bad in ["b:port", "b:0", "b:65536", ":9092", "b:9092,", "b c:9092", "::1:9092", "http://b/x:1"] {
+            let text = client(bad).unwrap_err().to_string();
+            assert!(text.contains("is no broker; write"), "{bad}: {text}");
+        }
     }
 
     #[cfg(not(feature = "kafka-tls"))]

@@ -189,7 +189,7 @@ mod webhook {
             self.0.lock().unwrap().up();
         }
         async fn complaints(&self, sink: &WebhookSink, name: &str) -> Option<Vec<String>> {
-            Some(sink.check_urls(&[name]))
+            Some(sink.unusable(name).into_iter().collect())
         }
     }
 

@@ -23,9 +23,19 @@ mod wake;
 
 pub use log::{Mark, PostgresLog};
 
-use postbox_engine::DeadPolicy;
+use postbox_engine::{DeadPolicy, SourceError};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// What can be known to be wrong before anything is connected to.
+pub(crate) fn check_options(url: &str, listen_url: Option<&str>, schema: &str) -> Result<(), SourceError> {
+    tls::Target::parse(url)?.check()?;
+    if let Some(url) = listen_url {
+        let check = tls::Target::parse(url).and_then(|target| target.check());
+        check.map_err(|e| error::refused(format!("listen_url: {}", e.message)))?;
+    }
+    migrate::checked(schema).map(drop)
+}
 
 /// Where the log is, and as whom to read it.
 #[derive(Clone)]

@@ -71,6 +71,12 @@ impl Target {
         Ok(Target { config, protection, root })
     }
 
+    /// # Errors
+    /// `Refused` when a file that the URL names cannot be used.
+    pub(crate) fn check(&self) -> Result<(), SourceError> {
+        if self.root.is_some() && self.protection != Protection::Plain { self.roots().map(drop) } else { Ok(()) }
+    }
+
     /// The hosts and ports, for people.
     pub(crate) fn places(&self) -> String {
         let ports = self.config.get_ports();
