@@ -8,6 +8,7 @@ use crate::{ClaimLimit, Claimed, Event, Settlement, SourceError, SourceErrorKind
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// What a dead event does to the events of its key behind it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,6 +79,15 @@ pub struct HeldChange {
     pub due: Duration,
     /// What the destination said last, for people.
     pub error: Option<Arc<str>>,
+    /// By when the relay had handed the event to the sink; `None` when that is not known, or has not changed.
+    pub sent: Option<Instant>,
+}
+
+impl HeldChange {
+    /// An event in a state, of which nothing else is to be said.
+    pub fn new(event: Event, state: HeldState) -> HeldChange {
+        HeldChange { event, state, attempts: 0, due: Duration::ZERO, error: None, sent: None }
+    }
 }
 
 /// What settling changes in the database, all or none.
@@ -89,6 +99,9 @@ pub struct Changes<M> {
     pub events: u32,
     /// The greatest event id among them; zero without any.
     pub max_id: i64,
+    /// By when the relay had handed all of them to the sink that it has handed over; grows from move to move. `None` as
+    /// long as nothing was sent.
+    pub sent: Option<Instant>,
     /// Held rows to insert or to update.
     pub held: Vec<HeldChange>,
 }
@@ -119,6 +132,8 @@ pub struct Backlog<M> {
     /// Of the pages here, and of those that the last changes passed.
     here: Size,
     leaving: Size,
+    /// By when all that was sent of the pages passed had been handed over.
+    sent: Option<Instant>,
 }
 
 /// Events and their bytes.
@@ -135,8 +150,8 @@ struct Page<M> {
     /// Entries whose fate is not decided.
     undecided: usize,
     bytes: usize,
-    /// Some entry was sent: reading the page again would send it again.
-    sent: bool,
+    /// By when the entries that were sent had been handed over; with any, reading the page again would send it again.
+    sent: Option<Instant>,
     mark: M,
     /// Rows to insert when the cursor passes this page.
     held: Vec<HeldChange>,
@@ -179,6 +194,7 @@ impl<M: Clone> Backlog<M> {
             changes: Vec::new(),
             here: Size::default(),
             leaving: Size::default(),
+            sent: None,
         }
     }
 
@@ -211,11 +227,11 @@ impl<M: Clone> Backlog<M> {
         self.here.events += undecided;
         self.here.bytes += bytes;
         let entries = events.into_iter().map(|event| Entry { event: Some(event), in_hand: false }).collect();
-        self.pages.push_back(Page { first, entries, undecided, bytes, sent: false, mark, held: Vec::new(), max_id });
+        self.pages.push_back(Page { first, entries, undecided, bytes, sent: None, mark, held: Vec::new(), max_id });
         for (index, delay) in delays.into_iter().filter(|_| !planted::is(Bug::DelayIgnored)) {
             let ticket = first + u64::from(index);
             let event = self.decide(ticket).expect("it was read just now");
-            self.hold(ticket, event, HeldState::Delayed, 0, delay, None);
+            self.hold(ticket, HeldChange { due: delay, ..HeldChange::new(event, HeldState::Delayed) });
         }
     }
 
@@ -289,7 +305,8 @@ impl<M: Clone> Backlog<M> {
             // Its time came while its key is in trouble: it queues up there.
             HeldState::Delayed if self.keys.contains_key(&key) => {
                 self.keys.entry(key).or_default().rows += 1;
-                self.change(held.event, HeldState::Waiting, held.attempts, Duration::ZERO, None);
+                let waits = HeldChange::new(held.event, HeldState::Waiting);
+                self.change(HeldChange { attempts: held.attempts, ..waits });
                 return None;
             }
             HeldState::Delayed | HeldState::Replay => {}
@@ -303,21 +320,22 @@ impl<M: Clone> Backlog<M> {
         Some(claimed)
     }
 
-    /// Takes verdicts. Unknown tickets are ignored: a repetition changes nothing.
-    pub fn settle(&mut self, settlements: &[Settlement]) {
+    /// Takes verdicts on events that had been handed to the sink by `sent`, if they ever were. Unknown tickets are
+    /// ignored: a repetition changes nothing.
+    pub fn settle(&mut self, settlements: &[Settlement], sent: Instant) {
         // What is released waits behind a failed event of its key, wherever that stands in the list.
         let decided = settlements.iter().filter(|s| s.verdict != Verdict::Release);
         let released = settlements.iter().filter(|s| s.verdict == Verdict::Release);
         for s in decided.chain(released) {
             if s.ticket & HELD == 0 {
-                self.settle_fresh(s.ticket, &s.verdict);
+                self.settle_fresh(s.ticket, &s.verdict, sent);
             } else if let Some(held) = self.held.remove(&s.ticket) {
-                self.settle_held(held, &s.verdict);
+                self.settle_held(held, &s.verdict, sent);
             }
         }
     }
 
-    fn settle_fresh(&mut self, ticket: u64, verdict: &Verdict) {
+    fn settle_fresh(&mut self, ticket: u64, verdict: &Verdict, sent: Instant) {
         let Some(entry) = entry(&mut self.pages, ticket).filter(|entry| entry.in_hand) else { return };
         if *verdict == Verdict::Release && !planted::is(Bug::ReleaseIsPublished) {
             entry.in_hand = false;
@@ -330,20 +348,14 @@ impl<M: Clone> Backlog<M> {
         }
         let Some(event) = self.decide(ticket) else { return };
         if let Some(page) = page(&mut self.pages, ticket) {
-            page.sent = true;
+            page.sent = page.sent.max(Some(sent));
         }
-        match verdict {
-            Verdict::Retry { after, attempts, error } => {
-                self.hold(ticket, event, HeldState::Retry, *attempts, *after, Some(error.clone()));
-            }
-            Verdict::Dead { attempts, error } => {
-                self.hold(ticket, event, HeldState::Dead, *attempts, Duration::ZERO, Some(error.clone()));
-            }
-            Verdict::Published | Verdict::Release => {}
+        if let Some(failed) = failed(event, verdict, sent) {
+            self.hold(ticket, failed);
         }
     }
 
-    fn settle_held(&mut self, held: HeldEvent, verdict: &Verdict) {
+    fn settle_held(&mut self, held: HeldEvent, verdict: &Verdict, sent: Instant) {
         let HeldEvent { event, attempts, state } = held;
         let key = event.key();
         self.judged.insert(key);
@@ -351,19 +363,15 @@ impl<M: Clone> Backlog<M> {
         let frees = state == HeldState::Retry;
         match verdict {
             Verdict::Published => {
-                self.change(event, HeldState::Done, attempts, Duration::ZERO, None);
+                self.change(HeldChange { attempts, sent: Some(sent), ..HeldChange::new(event, HeldState::Done) });
                 self.free(key, frees);
             }
-            Verdict::Retry { after, attempts, error } => {
-                self.block(key);
-                self.change(event, HeldState::Retry, *attempts, *after, Some(error.clone()));
-            }
-            Verdict::Dead { attempts, error } => {
-                self.change(event, HeldState::Dead, *attempts, Duration::ZERO, Some(error.clone()));
-                match self.policy {
-                    DeadPolicy::Skip => self.free(key, frees),
-                    DeadPolicy::Block => self.block(key),
+            Verdict::Retry { .. } | Verdict::Dead { .. } => {
+                match (verdict, self.policy) {
+                    (Verdict::Dead { .. }, DeadPolicy::Skip) => self.free(key, frees),
+                    _ => self.block(key),
                 }
+                failed(event, verdict, sent).into_iter().for_each(|failed| self.change(failed));
             }
             // Its row stands as it was, and will be found again.
             Verdict::Release if matches!(state, HeldState::Retry | HeldState::Waiting) => {
@@ -377,7 +385,7 @@ impl<M: Clone> Backlog<M> {
     /// Before the lease is given away: what is undecided beside or before a sent event waits as a held row, so that the
     /// cursor passes what was sent, and the next relay does not send it again.
     pub fn hand_over(&mut self) {
-        let Some(last) = self.pages.iter().rposition(|p| p.sent) else { return };
+        let Some(last) = self.pages.iter().rposition(|p| p.sent.is_some()) else { return };
         let end = self.pages[last].first + self.pages[last].entries.len() as u64;
         for ticket in self.pages[0].first..end {
             self.wait(ticket);
@@ -387,7 +395,8 @@ impl<M: Clone> Backlog<M> {
     /// What is to be written now, if anything: call `settle` or `push` first, then write it, all or none. What the call
     /// before returned is written by now.
     pub fn changes(&mut self) -> Option<Changes<M>> {
-        let mut changes = Changes { mark: None, events: 0, max_id: 0, held: std::mem::take(&mut self.changes) };
+        let held = std::mem::take(&mut self.changes);
+        let mut changes = Changes { mark: None, events: 0, max_id: 0, sent: None, held };
         self.leaving = Size::default();
         let decided = |page: &Page<M>| page.undecided == 0 || planted::is(Bug::CursorPassesUndecided);
         while self.pages.front().is_some_and(decided) {
@@ -399,9 +408,11 @@ impl<M: Clone> Backlog<M> {
             self.leaving.bytes += page.bytes;
             changes.events += u32::try_from(passed).expect("a page has fewer than 2^32 events");
             changes.max_id = changes.max_id.max(page.max_id);
+            self.sent = self.sent.max(page.sent);
             changes.held.extend(page.held);
             changes.mark = Some(page.mark);
         }
+        changes.sent = self.sent;
         (changes.mark.is_some() || !changes.held.is_empty()).then_some(changes)
     }
 
@@ -418,34 +429,26 @@ impl<M: Clone> Backlog<M> {
     /// Puts an unclaimed event behind its key, which is in trouble.
     fn wait(&mut self, ticket: u64) {
         if let Some(event) = self.decide(ticket) {
-            self.hold(ticket, event, HeldState::Waiting, 0, Duration::ZERO, None);
+            self.hold(ticket, HeldChange::new(event, HeldState::Waiting));
         }
     }
 
     /// A new held row, written when the cursor passes the event's page.
-    fn hold(
-        &mut self,
-        ticket: u64,
-        event: Event,
-        state: HeldState,
-        attempts: u32,
-        due: Duration,
-        error: Option<Arc<str>>,
-    ) {
-        let key = event.key();
-        match state {
+    fn hold(&mut self, ticket: u64, change: HeldChange) {
+        let key = change.event.key();
+        match change.state {
             HeldState::Retry => self.block(key),
             HeldState::Dead if self.policy == DeadPolicy::Block => self.block(key),
             HeldState::Waiting => self.keys.entry(key).or_default().rows += 1,
             _ => {}
         }
         let page = page(&mut self.pages, ticket).expect("an undecided event keeps its page");
-        page.held.push(HeldChange { event, state, attempts, due, error });
+        page.held.push(change);
     }
 
-    fn change(&mut self, event: Event, state: HeldState, attempts: u32, due: Duration, error: Option<Arc<str>>) {
-        let due = if planted::is(Bug::RetryBeforeDue) { Duration::ZERO } else { due };
-        self.changes.push(HeldChange { event, state, attempts, due, error });
+    fn change(&mut self, change: HeldChange) {
+        let due = if planted::is(Bug::RetryBeforeDue) { Duration::ZERO } else { change.due };
+        self.changes.push(HeldChange { due, ..change });
     }
 
     /// A row of this key holds it up until its time comes.
@@ -481,6 +484,18 @@ impl<M: Clone> Backlog<M> {
             self.keys.remove(&key);
         }
     }
+}
+
+/// The row of an event whose verdict is that it failed.
+fn failed(event: Event, verdict: &Verdict, sent: Instant) -> Option<HeldChange> {
+    let (state, due, attempts, error) = match verdict {
+        Verdict::Retry { after, attempts, error } => (HeldState::Retry, *after, *attempts, error),
+        Verdict::Dead { attempts, error } => (HeldState::Dead, Duration::ZERO, *attempts, error),
+        Verdict::Published | Verdict::Release => return None,
+    };
+    // One that has no route was never handed over.
+    let sent = (attempts > 0).then_some(sent);
+    Some(HeldChange { event, state, attempts, due, error: Some(error.clone()), sent })
 }
 
 fn page<M>(pages: &mut VecDeque<Page<M>>, ticket: u64) -> Option<&mut Page<M>> {

@@ -314,10 +314,10 @@ impl<L: Log> Source for LogSource<L> {
         }
     }
 
-    async fn settle(&self, settlements: &[Settlement]) -> Result<(), SourceError> {
+    async fn settle(&self, settlements: &[Settlement], sent: Instant) -> Result<(), SourceError> {
         {
             let mut inner = self.inner();
-            inner.backlog.settle(settlements);
+            inner.backlog.settle(settlements, sent);
             let released = settlements.iter().any(|s| s.verdict == Verdict::Release);
             if inner.backlog.has_open() || (released && !planted::is(Bug::ReleasedHeldForgotten)) {
                 inner.held_by(Instant::now());

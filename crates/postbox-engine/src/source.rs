@@ -4,6 +4,7 @@ use crate::Event;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// Where events come from. One value serves one shard of one stream for one relay; the relay calls `acquire`
 /// first, and again after every error. See the suite in `postbox-testkit` for the rules that each source must pass.
@@ -24,10 +25,12 @@ pub trait Source: Send + Sync + 'static {
 
     /// Records verdicts, all or none, fenced by the lease's epoch. Repeating is harmless. They bind every claim that
     /// is answered after the first poll, long before they are written: nothing overtakes a failed event meanwhile.
+    /// By `sent` the events had been handed to the sink, if they ever were: for people who ask what became of one.
     ///
     /// # Errors
     /// `LeaseLost`: nothing was recorded.
-    fn settle(&self, settlements: &[Settlement]) -> impl Future<Output = Result<(), SourceError>> + Send;
+    fn settle(&self, settlements: &[Settlement], sent: Instant)
+    -> impl Future<Output = Result<(), SourceError>> + Send;
 
     /// What keeps this relay from sending, `None` when nothing does: for people who look at the source. The next `renew`
     /// writes it down.

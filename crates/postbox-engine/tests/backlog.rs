@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use proptest_state_machine::{ReferenceStateMachine, StateMachineTest, prop_state_machine};
 use std::collections::BTreeMap;
 use std::time::Duration;
+use tokio::time::Instant;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -204,9 +205,12 @@ impl Test {
             };
             settlements.push(Settlement { ticket, verdict });
         }
-        self.backlog.settle(&settlements);
+        self.backlog.settle(&settlements, Instant::now());
         // A repetition changes nothing.
-        self.backlog.settle(&settlements.iter().filter(|s| s.verdict != Verdict::Release).cloned().collect::<Vec<_>>());
+        self.backlog.settle(
+            &settlements.iter().filter(|s| s.verdict != Verdict::Release).cloned().collect::<Vec<_>>(),
+            Instant::now(),
+        );
     }
 
     fn record(&mut self) {
@@ -366,4 +370,39 @@ fn a_held_state_is_read_as_it_was_written_and_no_other_word_is_one() {
     }
     let error = "parked".parse::<HeldState>().unwrap_err();
     assert!(error.kind == SourceErrorKind::Refused && error.message.contains("\"parked\""), "{error}");
+}
+
+#[test]
+fn a_move_says_by_when_all_it_passes_had_been_sent() {
+    let mut backlog = Backlog::new(DeadPolicy::Skip);
+    let page = |ids: std::ops::Range<usize>, mark, delayed: bool| LogPage {
+        delays: if delayed { vec![(0, Duration::from_secs(1))] } else { Vec::new() },
+        events: ids.map(|id| event(id, id as u8)).collect(),
+        mark,
+    };
+    let (began, all) = (Instant::now(), ClaimLimit { events_max: 100, bytes_max: usize::MAX });
+    let at = |seconds| began + Duration::from_secs(seconds);
+    let published = |ticket| [Settlement { ticket, verdict: Verdict::Published }];
+    backlog.push(page(0..1, 1, true));
+    assert_eq!(backlog.changes().unwrap().sent, None, "nothing was sent");
+    backlog.push(page(1..3, 2, false));
+    backlog.push(page(3..4, 3, false));
+    let tickets: Vec<u64> = backlog.claim(all).iter().map(|claimed| claimed.ticket).collect();
+    backlog.settle(&published(tickets[2]), at(30));
+    backlog.settle(&published(tickets[0]), at(10));
+    assert!(backlog.changes().is_none());
+    let failed = Verdict::Retry { after: Duration::ZERO, attempts: 1, error: "no".into() };
+    backlog.settle(&[Settlement { ticket: tickets[1], verdict: failed }], at(20));
+    let changes = backlog.changes().unwrap();
+    assert_eq!((changes.mark, changes.sent, changes.held[0].sent), (Some(3), Some(at(30)), Some(at(20))));
+    backlog.push(page(4..5, 4, false));
+    let ticket = backlog.claim(all)[0].ticket;
+    let unroutable = Verdict::Dead { attempts: 0, error: "no route".into() };
+    backlog.settle(&[Settlement { ticket, verdict: unroutable }], at(15));
+    let changes = backlog.changes().unwrap();
+    assert_eq!(
+        (changes.sent, changes.held[0].sent),
+        (Some(at(30)), None),
+        "it never falls; what has no route never went"
+    );
 }

@@ -29,6 +29,8 @@ struct Told {
     taken: bool,
     events: Mutex<Vec<Claimed>>,
     settled: Mutex<Vec<Settlement>>,
+    /// What each settle said of the time of sending.
+    sent: Mutex<Vec<Instant>>,
     releases: Mutex<u32>,
 }
 
@@ -72,7 +74,8 @@ impl Source for Told {
         }
         Ok(Claim { events })
     }
-    async fn settle(&self, settlements: &[Settlement]) -> Result<(), SourceError> {
+    async fn settle(&self, settlements: &[Settlement], sent: Instant) -> Result<(), SourceError> {
+        self.sent.lock().unwrap().push(sent);
         sleep(Duration::from_millis(5)).await;
         self.settled.lock().unwrap().extend_from_slice(settlements);
         Ok(())
@@ -191,6 +194,21 @@ async fn case_l4_a_stop_finishes_what_is_in_flight_and_gives_back_the_rest() {
     assert_eq!(source.verdicts(), [(0, Verdict::Published), (1, Verdict::Published), (2, Verdict::Release)]);
     assert_eq!(source.releases(), 1);
     assert!(took >= Duration::from_secs(3) && took < Duration::from_secs(4), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_settle_says_by_when_its_events_were_handed_over() {
+    let mut sink = Script::new(&[(2_000, OK), (3_000, OK), (1_000, OK)], 1);
+    sink.limits.in_flight_max = 2; // the third goes when the first is back, and is back with the second
+    let relay = Running::start(Told::with(&["a", "b", "c"]), sink);
+    relay.sink.wait_for(3).await;
+    let sink = relay.sink.clone();
+    let (source, ended, _) = relay.stop().await;
+    assert_eq!(ended.unwrap(), Stopped::Clean);
+    let sends: Vec<Instant> = sink.sends.lock().unwrap().iter().map(|(at, _)| *at).collect();
+    let said = source.sent.lock().unwrap().clone();
+    assert_eq!((said.first(), said.last()), (Some(&sends[0]), Some(&sends[2])));
+    assert!(sends[2] >= sends[0] + Duration::from_secs(2) && said.is_sorted(), "{said:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -75,7 +75,7 @@ Examples:
   postbox check
   postbox check --json || echo 'not ready'")]
     Check(OutputArgs),
-    /// Say when an event was written and published, by which relay, after how many attempts
+    /// Say when an event was written, sent and published, by which relay, after how many attempts
     #[command(after_help = "\
 Examples:
   postbox trace 019a2b3c-4d5e-7f60-8a9b-0c1d2e3f4a5b")]

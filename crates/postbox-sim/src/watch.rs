@@ -10,6 +10,7 @@ use postbox_engine::{
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tokio::time::Instant;
 
 pub(crate) struct Watched {
     inner: LogSource<SimLog>,
@@ -124,11 +125,11 @@ impl Source for Watched {
         Ok(claim)
     }
 
-    async fn settle(&self, settlements: &[Settlement]) -> Result<(), SourceError> {
+    async fn settle(&self, settlements: &[Settlement], sent: Instant) -> Result<(), SourceError> {
         for settlement in settlements {
             self.hands().give(&mut self.shared.world(), self.process.instance, settlement);
         }
-        self.inner.settle(settlements).await
+        self.inner.settle(settlements, sent).await
     }
 
     async fn release(&self) -> Result<(), SourceError> {

@@ -10,7 +10,8 @@ use rusqlite::{Connection, TransactionBehavior, params};
 use std::error::Error;
 use std::io::Write;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 const LIMIT: ClaimLimit = ClaimLimit { events_max: 50, bytes_max: 1 << 20 };
 
@@ -68,7 +69,7 @@ async fn relay(file: &Path, name: &str) -> Result<(), Box<dyn Error>> {
             say(format_args!("{} {n}", claimed.event.aggregate_id()));
         }
         let published = |c: &postbox_engine::Claimed| Settlement { ticket: c.ticket, verdict: Verdict::Published };
-        source.settle(&claim.events.iter().map(published).collect::<Vec<_>>()).await?;
+        source.settle(&claim.events.iter().map(published).collect::<Vec<_>>(), Instant::now()).await?;
     }
 }
 
@@ -85,7 +86,7 @@ async fn full(file: &Path, filler: &Path) -> Result<(), Box<dyn Error>> {
         let step = async {
             let claim = source.claim(ClaimLimit { events_max: 1, ..LIMIT }).await?;
             let settlement = Settlement { ticket: claim.events[0].ticket, verdict: Verdict::Published };
-            source.settle(&[settlement]).await
+            source.settle(&[settlement], Instant::now()).await
         };
         match step.await {
             Ok(()) => {}

@@ -56,7 +56,9 @@ pub struct Trace {
     pub state: String,
     /// RFC 3339, as the database's clock had it.
     pub written_at: String,
-    /// The same, once it is published.
+    /// By when the relay had handed it to the sink, the last time if it went more often. SEMANTICS says how exact that is.
+    pub sent_at: Option<String>,
+    /// When its publication was recorded.
     pub published_at: Option<String>,
     /// The relay that recorded it.
     pub relay: Option<String>,

@@ -4,6 +4,7 @@ use crate::admin::{Finding, Migrated, Roles, StreamStatus, Trace};
 use postbox_engine::{Claim, ClaimLimit, LogSource, Settlement, Source, SourceError};
 use std::path::PathBuf;
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// Any source of this build; made by [`crate::build`].
 pub enum AnySource {
@@ -44,8 +45,8 @@ impl Source for AnySource {
     async fn claim(&self, limit: ClaimLimit) -> Result<Claim, SourceError> {
         inner!(self, source => source.claim(limit).await)
     }
-    async fn settle(&self, settlements: &[Settlement]) -> Result<(), SourceError> {
-        inner!(self, source => source.settle(settlements).await)
+    async fn settle(&self, settlements: &[Settlement], sent: Instant) -> Result<(), SourceError> {
+        inner!(self, source => source.settle(settlements, sent).await)
     }
     async fn release(&self) -> Result<(), SourceError> {
         inner!(self, source => source.release().await)

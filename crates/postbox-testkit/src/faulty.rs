@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 /// What becomes of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,8 +154,8 @@ impl<S: Source> Source for FaultySource<S> {
     async fn claim(&self, limit: ClaimLimit) -> Result<Claim, SourceError> {
         self.script.run(Call::Claim, || self.inner.claim(limit)).await.map_err(source_error)?
     }
-    async fn settle(&self, settlements: &[Settlement]) -> Result<(), SourceError> {
-        self.script.run(Call::Settle, || self.inner.settle(settlements)).await.map_err(source_error)?
+    async fn settle(&self, settlements: &[Settlement], sent: Instant) -> Result<(), SourceError> {
+        self.script.run(Call::Settle, || self.inner.settle(settlements, sent)).await.map_err(source_error)?
     }
     async fn release(&self) -> Result<(), SourceError> {
         self.script.run(Call::Release, || self.inner.release()).await.map_err(source_error)?

@@ -36,8 +36,8 @@ async fn a_refused_call_does_nothing_and_the_next_one_passes() {
     assert_eq!(source.claim(LIMIT).await.unwrap_err().kind, SourceErrorKind::Unavailable);
     let release = [Settlement { ticket: claimed[0].ticket, verdict: Verdict::Release }];
     source.script(Call::Settle, &[Fault::Refuse]);
-    source.settle(&release).await.unwrap_err();
-    source.settle(&release).await.unwrap();
+    source.settle(&release, tokio::time::Instant::now()).await.unwrap_err();
+    source.settle(&release, tokio::time::Instant::now()).await.unwrap();
     assert_eq!(source.claim(LIMIT).await.unwrap().events.len(), 1);
 }
 
@@ -47,7 +47,10 @@ async fn what_is_done_then_fails_is_done() {
     let claimed = source.claim(LIMIT).await.unwrap().events;
     source.script(Call::Settle, &[Fault::DoThenFail]);
     let release = [Settlement { ticket: claimed[0].ticket, verdict: Verdict::Release }];
-    assert_eq!(source.settle(&release).await.unwrap_err().kind, SourceErrorKind::Unavailable);
+    assert_eq!(
+        source.settle(&release, tokio::time::Instant::now()).await.unwrap_err().kind,
+        SourceErrorKind::Unavailable
+    );
     assert_eq!(source.claim(LIMIT).await.unwrap().events.len(), 1, "it was released");
 }
 

@@ -24,8 +24,8 @@ pub(super) enum End {
     Lost(SourceError),
 }
 
-/// A batch that came back: which, and one result per message that was sent. `None`: it timed out.
-type Sent = (Batch, Option<Vec<Result<(), SendError>>>);
+/// A batch that came back: which, when it went, and one result per message that was sent. `None`: it timed out.
+type Sent = (Batch, Instant, Option<Vec<Result<(), SendError>>>);
 type Waiting<T> = Option<Pin<Box<dyn Future<Output = T> + Send>>>;
 
 pub(super) struct Tenure<'a, S, K> {
@@ -37,6 +37,8 @@ pub(super) struct Tenure<'a, S, K> {
     renewing: Waiting<Result<Duration, SourceError>>,
     /// Run to their end whatever happens to this loop: half a settle would be worse than none.
     settling: FuturesUnordered<JoinHandle<Result<(), SourceError>>>,
+    /// When the newest batch went of those that came back.
+    sent: Instant,
     /// The last moment at which a message may be on its way.
     send_until: Instant,
     renew_at: Instant,
@@ -61,6 +63,7 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
             claiming: None,
             renewing: None,
             settling: FuturesUnordered::new(),
+            sent: now,
             send_until: now,
             renew_at: now,
             outages: 0,
@@ -100,7 +103,7 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
         while self.settling.next().await.is_some() {}
         if let End::Stopped(Stopped::Abandoned { .. }) = end {
             // What came back in time need not be sent again. Failing here costs duplicates, nothing else.
-            let _ = self.relay.source.settle(&self.lanes.settled()).await;
+            let _ = self.relay.source.settle(&self.lanes.settled(), self.sent).await;
         }
         end
     }
@@ -144,8 +147,8 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
             return;
         }
         count(&self.relay.counters, &settlements);
-        let source = self.relay.source.clone();
-        let mut settle = Box::pin(async move { source.settle(&settlements).await });
+        let (source, sent) = (self.relay.source.clone(), self.sent);
+        let mut settle = Box::pin(async move { source.settle(&settlements, sent).await });
         let polled = if late { Poll::Pending } else { poll_fn(|cx| Poll::Ready(settle.as_mut().poll(cx))).await };
         self.settling.push(match polled {
             Poll::Ready(result) => tokio::spawn(std::future::ready(result)),
@@ -183,9 +186,10 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
         }
         Counters::add(&self.relay.counters.sends, 1);
         let (sink, timeout) = (self.relay.sink.clone(), self.relay.options.send_timeout);
+        let sent = Instant::now();
         let mut send: Pin<Box<dyn Future<Output = Sent> + Send>> = Box::pin(async move {
             let results = tokio::time::timeout(timeout, send_all(&*sink, &messages)).await;
-            (batch, results.ok())
+            (batch, sent, results.ok())
         });
         // Polled here once, so that batches reach the sink in the order of their making.
         match poll_fn(|cx| Poll::Ready(send.as_mut().poll(cx))).await {
@@ -194,7 +198,8 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
         }
     }
 
-    fn complete(&mut self, (batch, results): Sent) {
+    fn complete(&mut self, (batch, sent, results): Sent) {
+        self.sent = self.sent.max(sent);
         let unknown = || SendError::new(SendErrorKind::Unknown, "no outcome within the send timeout");
         let results = results.unwrap_or_else(|| batch.events.iter().map(|_| Err(unknown())).collect());
         let results = if planted::is(Bug::OutcomesReversed) { results.into_iter().rev().collect() } else { results };

@@ -23,9 +23,9 @@ pub(crate) async fn run(config: &Config, args: &TraceArgs) -> Result<(), Failure
         .iter()
         .map(|t| {
             let (stream, attempts) = (t.stream.clone(), t.attempts.to_string());
-            let (published, relay) = (or_dash(&t.published_at), or_dash(&t.relay));
-            vec![stream, t.state.clone(), t.written_at.clone(), published, relay, attempts, or_dash(&t.error)]
+            let (sent, published, relay) = (or_dash(&t.sent_at), or_dash(&t.published_at), or_dash(&t.relay));
+            vec![stream, t.state.clone(), t.written_at.clone(), sent, published, relay, attempts, or_dash(&t.error)]
         })
         .collect();
-    print(&table(&["STREAM", "STATE", "WRITTEN", "PUBLISHED", "RELAY", "ATTEMPTS", "ERROR"], &rows))
+    print(&table(&["STREAM", "STATE", "WRITTEN", "SENT", "PUBLISHED", "RELAY", "ATTEMPTS", "ERROR"], &rows))
 }

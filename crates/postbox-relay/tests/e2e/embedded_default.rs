@@ -52,8 +52,11 @@ fn case_v4_what_was_written_without_a_relay_comes_with_the_next_one() {
     assert_eq!(serde_json::from_str::<Value>(&line).unwrap()["headers"]["tenant_id"], "acme");
     until("the event is settled", || folder.json(&["trace", &id, "--json"])[0]["state"] == "published");
     relay.stop();
+    let trace = folder.json(&["trace", &id, "--json"]);
+    let times = ["written_at", "sent_at", "published_at"].map(|time| trace[0][time].as_str().unwrap());
+    assert!(times.is_sorted(), "{trace}");
     let shown = folder.ok(&["trace", &id]).stdout;
-    assert!(shown.starts_with("STREAM") && shown.contains("published"), "{shown}");
+    assert!(shown.starts_with("STREAM") && shown.contains("published") && shown.contains("SENT"), "{shown}");
     folder.run(&["trace", "00000000-0000-0000-0000-000000000000"]).failed_with(3, &["no event 0000"]);
 }
 

@@ -49,6 +49,9 @@ fn an_event_is_on_stdout_and_traced(version: PgVersion) {
     let line = relay.stdout.wait_for(&id);
     assert!(line.contains("\"payload\":{\"n\": 9007199254740993}"), "{line}");
     until("the event is settled", || folder.json(&["trace", &id, "--json"])[0]["state"] == "published");
+    let trace = folder.json(&["trace", &id, "--json"]);
+    let times = ["written_at", "sent_at", "published_at"].map(|time| trace[0][time].as_str().unwrap());
+    assert!(times.is_sorted(), "{trace}");
     let status = folder.json(&["status", "--json"]);
     assert!(status[0]["owner"].is_string() && status[0]["dead"] == 0, "{status}");
     folder.ok(&["check"]);

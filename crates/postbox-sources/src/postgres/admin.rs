@@ -56,8 +56,9 @@ pub async fn trace(url: &str, schema: &str, event_id: &str) -> Result<Vec<Trace>
     let session = open(url, schema).await?;
     let rfc3339 = |column: &str| format!("to_char({column} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')");
     let sql = format!(
-        "SELECT coalesce(stream, ''), state, {}, {}, relay, attempts, error FROM {}.trace($1::text::uuid)",
+        "SELECT coalesce(stream, ''), state, {}, {}, {}, relay, attempts, error FROM {}.trace($1::text::uuid)",
         rfc3339("written_at"),
+        rfc3339("sent_at"),
         rfc3339("published_at"),
         quoted(schema)
     );
@@ -66,10 +67,11 @@ pub async fn trace(url: &str, schema: &str, event_id: &str) -> Result<Vec<Trace>
         stream: row.get(0),
         state: row.get(1),
         written_at: row.get(2),
-        published_at: row.get(3),
-        relay: row.get(4),
-        attempts: row.get::<_, i32>(5).unsigned_abs(),
-        error: row.get(6),
+        sent_at: row.get(3),
+        published_at: row.get(4),
+        relay: row.get(5),
+        attempts: row.get::<_, i32>(6).unsigned_abs(),
+        error: row.get(7),
     };
     Ok(rows.iter().map(trace).collect())
 }

@@ -234,6 +234,7 @@ impl PostgresLog {
                     &identity.system_id,
                     &identity.database,
                     &identity.generation,
+                    &None::<i64>,
                 ],
             ),
         )

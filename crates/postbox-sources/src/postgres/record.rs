@@ -9,6 +9,7 @@ use crate::postgres::{PostgresOptions, error::within};
 use postbox_engine::{Changes, HeldChange, SourceError};
 use std::borrow::Cow;
 use std::sync::atomic::Ordering::Relaxed;
+use tokio::time::Instant;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
@@ -30,7 +31,8 @@ pub(crate) async fn record(
     let until = mark.and_then(|m| m.until.as_deref()).map(SnapshotText);
     let (last_id, drawn) = mark.map_or((0, 0), |m| (m.last_id, m.drawn));
     let (stream, relay) = (&*options.stream, &*options.relay);
-    let cursor: [&(dyn ToSql + Sync); 13] = [
+    let sent = age(changes.sent);
+    let cursor: [&(dyn ToSql + Sync); 14] = [
         &stream,
         &options.shard,
         &tenure.epoch,
@@ -44,6 +46,7 @@ pub(crate) async fn record(
         &system_id,
         &database,
         &generation,
+        &sent,
     ];
     let row = if changes.held.is_empty() {
         within(options.ttl, "settle", tenure.settler.query_opt(&tenure.statements.record, &cursor)).await?
@@ -56,6 +59,11 @@ pub(crate) async fn record(
         within(options.ttl, "settle", tenure.settler.query_opt(&tenure.statements.record_held, &all)).await?
     };
     row.map(|_| ()).ok_or_else(SourceError::lease_lost)
+}
+
+/// Microseconds since the event was handed over; the database subtracts them from its own now.
+fn age(sent: Option<Instant>) -> Option<i64> {
+    sent.map(|sent| i64::try_from(sent.elapsed().as_micros()).unwrap_or(DUE_MAX).min(DUE_MAX))
 }
 
 /// A hundred years in microseconds: the database's times have an end.
@@ -75,6 +83,7 @@ struct Held<'a> {
     attempts: Vec<i32>,
     due: Vec<Option<i64>>,
     errors: Vec<Option<Cow<'a, str>>>,
+    sent: Vec<Option<i64>>,
 }
 
 impl<'a> Held<'a> {
@@ -93,11 +102,12 @@ impl<'a> Held<'a> {
             rows.attempts.push(i32::try_from(change.attempts).unwrap_or(i32::MAX));
             rows.due.push(due(change));
             rows.errors.push(change.error.as_deref().map(|text| session.storable(text)));
+            rows.sent.push(age(change.sent));
         }
         rows
     }
 
-    fn parameters(&self) -> [&(dyn ToSql + Sync); 11] {
+    fn parameters(&self) -> [&(dyn ToSql + Sync); 12] {
         [
             &self.ids,
             &self.keys,
@@ -110,6 +120,7 @@ impl<'a> Held<'a> {
             &self.attempts,
             &self.due,
             &self.errors,
+            &self.sent,
         ]
     }
 }

@@ -78,8 +78,8 @@ impl ReadSql {
             // The stored position again with a new floor and a new transaction id, before a large window is opened.
             barrier: format!(
                 "WITH fence AS MATERIALIZED (SELECT 1 FROM {schema}.lease WHERE stream = $1 AND shard = $2 AND epoch = $3 FOR SHARE) \
-                 INSERT INTO {schema}.cursor (stream, shard, epoch, since, until, last_id, max_id, id_floor, events, relay, system_id, database, generation) \
-                 SELECT $1, $2, $3, c.since, c.until, c.last_id, c.max_id, $4::bigint, 0, c.relay, c.system_id, c.database, c.generation FROM fence, \
+                 INSERT INTO {schema}.cursor (stream, shard, epoch, since, until, last_id, max_id, id_floor, events, relay, system_id, database, generation, sent_at) \
+                 SELECT $1, $2, $3, c.since, c.until, c.last_id, c.max_id, $4::bigint, 0, c.relay, c.system_id, c.database, c.generation, c.sent_at FROM fence, \
                  (SELECT * FROM {schema}.cursor WHERE stream = $1 AND shard = $2 ORDER BY seq DESC LIMIT 1) c RETURNING seq"
             ),
             // The wake lease: nobody needs to notify before then.
@@ -113,9 +113,9 @@ impl SettleSql {
             "WITH fence AS MATERIALIZED (SELECT 1 FROM {schema}.lease WHERE stream = $1 AND shard = $2 AND epoch = $3 FOR SHARE)"
         );
         let cursor = format!(
-            "INSERT INTO {schema}.cursor (stream, shard, epoch, since, until, last_id, max_id, id_floor, events, relay, system_id, database, generation) \
+            "INSERT INTO {schema}.cursor (stream, shard, epoch, since, until, last_id, max_id, id_floor, events, relay, system_id, database, generation, sent_at) \
              SELECT $1, $2, $3, $4::pg_snapshot, $5::pg_snapshot, $6::bigint, $7::bigint, $8::bigint, $9::integer, $10::text, $11::bigint, $12::oid, \
-             $13::smallint FROM fence"
+             $13::smallint, now() - $14::bigint * interval '1 microsecond' FROM fence"
         );
         SettleSql {
             enrol: format!(
@@ -145,18 +145,19 @@ impl SettleSql {
     }
 }
 
-/// Held rows and, where the mark moves ($25), the cursor's row; both or neither.
+/// Held rows and, where the mark moves ($27), the cursor's row; both or neither.
 fn record_held(schema: &str, fence: &str, cursor: &str) -> String {
     format!(
         "{fence}, held AS (INSERT INTO {schema}.held AS h (stream, shard, relay, id, key, aggregate_type, aggregate_id, event_id, event_type, \
-         event_created_at, state, attempts, due_at, error) \
+         event_created_at, state, attempts, due_at, error, sent_at) \
          SELECT $1, $2, $10, u.id, u.key, u.at, u.ai, u.eid::uuid, u.et, timestamptz '1970-01-01 00:00:00+00' + u.made * interval '1 microsecond', \
-         u.state, u.attempts, CASE WHEN u.due IS NOT NULL THEN clock_timestamp() + u.due * interval '1 microsecond' END, u.error \
-         FROM fence, unnest($14::bigint[], $15::bigint[], $16::text[], $17::text[], $18::text[], $19::text[], $20::bigint[], $21::text[], \
-         $22::integer[], $23::bigint[], $24::text[]) AS u (id, key, at, ai, eid, et, made, state, attempts, due, error) \
+         u.state, u.attempts, CASE WHEN u.due IS NOT NULL THEN clock_timestamp() + u.due * interval '1 microsecond' END, u.error, \
+         now() - u.sent * interval '1 microsecond' \
+         FROM fence, unnest($15::bigint[], $16::bigint[], $17::text[], $18::text[], $19::text[], $20::text[], $21::bigint[], $22::text[], \
+         $23::integer[], $24::bigint[], $25::text[], $26::bigint[]) AS u (id, key, at, ai, eid, et, made, state, attempts, due, error, sent) \
          ON CONFLICT (stream, id) DO UPDATE SET state = excluded.state, attempts = excluded.attempts, due_at = excluded.due_at, \
-         error = coalesce(excluded.error, h.error), relay = excluded.relay, changed_at = clock_timestamp()), \
-         moved AS ({cursor} WHERE $25::boolean) SELECT 1 FROM fence"
+         error = coalesce(excluded.error, h.error), sent_at = coalesce(excluded.sent_at, h.sent_at), relay = excluded.relay, \
+         changed_at = clock_timestamp()), moved AS ({cursor} WHERE $27::boolean) SELECT 1 FROM fence"
     )
 }
 

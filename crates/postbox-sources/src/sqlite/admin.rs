@@ -29,7 +29,8 @@ pub async fn status(path: &Path, schema: &str) -> Result<Vec<StreamStatus>, Sour
 pub async fn trace(path: &Path, schema: &str, event_id: &str) -> Result<Vec<Trace>, SourceError> {
     let event_id = uuid::Uuid::try_parse(event_id).map_or(event_id.to_owned(), |id| id.hyphenated().to_string());
     ask(path, schema, "trace the event", move |database, c| {
-        let sql = "SELECT stream, state, written_at, published_at, relay, attempts, error FROM \"postbox_trace\"
+        let sql =
+            "SELECT stream, state, written_at, sent_at, published_at, relay, attempts, error FROM \"postbox_trace\"
             WHERE event_id = ?1 ORDER BY stream";
         let mut statement = c.prepare(&database.sql(sql))?;
         let trace = |r: &Row<'_>| {
@@ -37,10 +38,11 @@ pub async fn trace(path: &Path, schema: &str, event_id: &str) -> Result<Vec<Trac
                 stream: r.get::<_, Option<String>>(0)?.unwrap_or_default(),
                 state: r.get(1)?,
                 written_at: r.get(2)?,
-                published_at: r.get(3)?,
-                relay: r.get(4)?,
-                attempts: r.get(5)?,
-                error: r.get(6)?,
+                sent_at: r.get(3)?,
+                published_at: r.get(4)?,
+                relay: r.get(5)?,
+                attempts: r.get(6)?,
+                error: r.get(7)?,
             })
         };
         Ok(statement.query_map([event_id], trace)?.collect::<rusqlite::Result<_>>()?)

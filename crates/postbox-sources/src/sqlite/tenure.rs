@@ -9,6 +9,7 @@ use postbox_engine::{Changes, ClaimLimit, HeldPage, HeldQuery, HeldState, Loaded
 use rusqlite::{Connection, OptionalExtension, TransactionBehavior::Immediate, params};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::Instant;
 
 pub(super) struct Tenure {
     pub(super) database: Database,
@@ -109,14 +110,15 @@ impl Tenure {
             self.fence(c)?;
             if let Some(mark) = changes.mark {
                 let sql =
-                    "INSERT INTO \"postbox_cursor\" (stream, last_id, epoch, relay, at) VALUES (?1, ?2, ?3, ?4, {now})
+                    "INSERT INTO \"postbox_cursor\" (stream, last_id, epoch, relay, sent_at, at) VALUES (?1, ?2, ?3, ?4, {now} - ?5, {now})
                     ON CONFLICT DO NOTHING";
                 let options = &self.options;
                 c.prepare(&self.database.sql(sql))?.execute(params![
                     options.stream,
                     mark,
                     self.lease.epoch,
-                    options.relay
+                    options.relay,
+                    age(changes.sent),
                 ])?;
             }
             self.record_held(c, changes)
@@ -127,10 +129,11 @@ impl Tenure {
         if changes.held.is_empty() {
             return Ok(());
         }
-        let sql = "INSERT INTO \"postbox_held\" (stream, id, key, state, attempts, due_at, error, relay, at)
-            VALUES (?1, ?2, ?3, ?4, ?5, {now} + ?6, ?7, ?8, {now})
+        let sql = "INSERT INTO \"postbox_held\" (stream, id, key, state, attempts, due_at, error, relay, sent_at, at)
+            VALUES (?1, ?2, ?3, ?4, ?5, {now} + ?6, ?7, ?8, {now} - ?9, {now})
             ON CONFLICT (stream, id) DO UPDATE SET state = excluded.state, attempts = excluded.attempts,
-              due_at = excluded.due_at, error = coalesce(excluded.error, error), relay = excluded.relay, at = excluded.at";
+              due_at = excluded.due_at, error = coalesce(excluded.error, error), relay = excluded.relay,
+              sent_at = coalesce(excluded.sent_at, sent_at), at = excluded.at";
         let mut insert = c.prepare(&self.database.sql(sql))?;
         for held in &changes.held {
             let timed = matches!(held.state, HeldState::Retry | HeldState::Delayed | HeldState::Replay);
@@ -143,6 +146,7 @@ impl Tenure {
                 timed.then(|| held.due.as_micros().div_ceil(1000) as i64),
                 held.error.as_deref(),
                 self.options.relay,
+                age(held.sent),
             ])?;
         }
         Ok(())
@@ -247,6 +251,11 @@ fn trusted_cursor(database: &Database, c: &Connection, options: &Options) -> Res
         database.restart_statement(&options.stream),
     ))
     .into())
+}
+
+/// Milliseconds since the event was handed over, by which it was: rounded down.
+fn age(sent: Option<Instant>) -> Option<i64> {
+    sent.map(|sent| i64::try_from(sent.elapsed().as_millis()).unwrap_or(i64::MAX))
 }
 
 pub(super) fn millis(ms: i64) -> Duration {

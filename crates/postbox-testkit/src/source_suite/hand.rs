@@ -6,6 +6,7 @@ pub(super) use crate::soon;
 use super::{Draft, End, Outbox, Payload, Setup};
 use postbox_engine::{Claim, ClaimLimit, Claimed, DeadPolicy, Settlement, Source, SourceError, Verdict};
 use std::time::Duration;
+use tokio::time::Instant;
 use tokio::time::timeout;
 
 /// Longer than any rule takes.
@@ -94,7 +95,7 @@ pub(super) fn dead(attempts: u32) -> Verdict {
 }
 
 pub(super) async fn try_settle(source: &impl Source, settlements: &[Settlement]) -> Result<(), SourceError> {
-    timeout(soon(), source.settle(settlements)).await.expect("a settle answers in time")
+    timeout(soon(), source.settle(settlements, Instant::now())).await.expect("a settle answers in time")
 }
 
 pub(super) async fn settle(source: &impl Source, settlements: &[Settlement]) {

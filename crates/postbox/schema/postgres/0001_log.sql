@@ -62,7 +62,7 @@ CREATE TABLE {schema}.outbox (
   payload_binary bytea,         -- Avro, Protobuf, anything; at most one of the two; both null: a tombstone
   content_type   text        NOT NULL DEFAULT 'application/json',
   headers        jsonb       NOT NULL DEFAULT '{}',               -- correlation_id, traceparent, tenant_id, ..
-  destination    text,                                            -- overrides the configured route
+  destination    text,                                            -- overrides the configured route, unless that maps it
   available_at   timestamptz,                                     -- not before
   created_at     timestamptz NOT NULL DEFAULT now(),
   slot           smallint    GENERATED ALWAYS AS ((hashtextextended(aggregate_type || '/' || aggregate_id, 0) & 255)::smallint) STORED,
@@ -113,6 +113,7 @@ CREATE TABLE {schema}.cursor (
   system_id  bigint      NOT NULL,             -- of the cluster, 0 where pg_control_system() is refused
   database   oid         NOT NULL,
   generation smallint    NOT NULL,
+  sent_at    timestamptz,                      -- by then all that was sent of what is passed had been handed to the sink; null: nothing was
   at         timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 CREATE INDEX cursor_newest ON {schema}.cursor (stream, shard, seq);
@@ -146,6 +147,7 @@ CREATE TABLE {schema}.held (
   due_at           timestamptz,
   error            text,
   relay            text,                       -- the last one that changed it
+  sent_at          timestamptz,                -- by then it had been handed to the sink; null: never, or without an answer
   held_at          timestamptz NOT NULL DEFAULT clock_timestamp(),
   changed_at       timestamptz NOT NULL DEFAULT clock_timestamp(),            -- for done: published at
   PRIMARY KEY (stream, id)
@@ -277,14 +279,16 @@ CROSS JOIN LATERAL (
   FROM {schema}.held h WHERE h.stream = l.stream AND h.shard = l.shard AND h.state <> 'done') h;
 
 -- What became of an event: one row per stream, one without a stream while no relay has ever run, none when the log does
--- not have it. It was passed by the first cursor row that sees its transaction, or that had paged beyond its id.
+-- not have it. It was passed by the first cursor row that sees its transaction, or that had paged beyond its id. By
+-- sent_at it had been handed to the sink; at published_at its publication was recorded.
 CREATE FUNCTION {schema}.trace(event_id uuid) RETURNS TABLE (stream text, shard smallint, state text,
-  written_at timestamptz, published_at timestamptz, relay text, attempts integer, error text)
+  written_at timestamptz, sent_at timestamptz, published_at timestamptz, relay text, attempts integer, error text)
 LANGUAGE sql STABLE
 BEGIN ATOMIC
   SELECT l.stream, l.shard,
     CASE WHEN h.state = 'done' THEN 'published' WHEN h.state IS NOT NULL THEN h.state WHEN c.at IS NOT NULL THEN 'published' ELSE 'pending' END,
     o.created_at,
+    CASE WHEN h.state IS NULL THEN c.sent_at ELSE h.sent_at END,
     CASE WHEN h.state = 'done' THEN h.changed_at WHEN h.state IS NULL THEN c.at END,
     CASE WHEN h.state IS NULL THEN c.relay ELSE h.relay END,
     CASE WHEN h.state = 'done' THEN h.attempts + 1 WHEN h.state IS NOT NULL THEN h.attempts WHEN c.at IS NOT NULL THEN 1 ELSE 0 END,
@@ -293,7 +297,7 @@ BEGIN ATOMIC
   LEFT JOIN {schema}.lease l ON o.slot % l.shards = l.shard
   LEFT JOIN {schema}.held h ON h.stream = l.stream AND h.id = o.id
   LEFT JOIN LATERAL (
-    SELECT c.at, c.relay FROM {schema}.cursor c
+    SELECT c.at, c.sent_at, c.relay FROM {schema}.cursor c
     WHERE c.stream = l.stream AND c.shard = l.shard AND c.generation = o.bin / 6 AND c.xid > o.txid
       AND (pg_visible_in_snapshot(o.txid, c.since) OR pg_visible_in_snapshot(o.txid, c.until) AND o.id <= c.last_id)
     ORDER BY c.xid LIMIT 1) c ON true

@@ -24,7 +24,7 @@ CREATE TABLE "postbox_outbox" (
   content_type   TEXT    NOT NULL DEFAULT 'application/json',
   headers        TEXT    NOT NULL DEFAULT '{}'
                  CONSTRAINT "headers are a JSON object" CHECK (CASE WHEN json_valid(headers) THEN json_type(headers) = 'object' ELSE 0 END),
-  destination    TEXT,                                      -- overrides the configured route
+  destination    TEXT,                                      -- overrides the configured route, unless that maps it
   available_at   INTEGER                                    -- not before
                  CONSTRAINT "available_at is in milliseconds" CHECK (available_at BETWEEN 1000000000000 AND 99999999999999),
   created_at     INTEGER NOT NULL DEFAULT (CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER))
@@ -39,6 +39,7 @@ CREATE TABLE "postbox_cursor" (
   last_id INTEGER NOT NULL,                                 -- all events up to here are published or held
   epoch   INTEGER NOT NULL,
   relay   TEXT    NOT NULL,
+  sent_at INTEGER,                                          -- by then all that was sent of what is passed had been handed to the sink
   at      INTEGER NOT NULL,
   PRIMARY KEY (stream, last_id)
 ) STRICT, WITHOUT ROWID;
@@ -63,6 +64,7 @@ CREATE TABLE "postbox_held" (
   due_at   INTEGER,
   error    TEXT,
   relay    TEXT    NOT NULL,
+  sent_at  INTEGER,                                         -- by then it had been handed to the sink; null: never, or without an answer
   at       INTEGER NOT NULL,                                -- of the last change
   PRIMARY KEY (stream, id),
   CHECK ((due_at IS NOT NULL) = (state IN ('retry', 'delayed', 'replay')))
@@ -108,6 +110,7 @@ SELECT o.event_id, l.stream,
   CASE WHEN h.state = 'done' THEN 'published' WHEN h.state IS NOT NULL THEN h.state
        WHEN c.last_id IS NOT NULL THEN 'published' ELSE 'pending' END AS state,
   strftime('%Y-%m-%dT%H:%M:%fZ', o.created_at / 1000.0, 'unixepoch') AS written_at,
+  strftime('%Y-%m-%dT%H:%M:%fZ', CASE WHEN h.state IS NULL THEN c.sent_at ELSE h.sent_at END / 1000.0, 'unixepoch') AS sent_at,
   strftime('%Y-%m-%dT%H:%M:%fZ', CASE WHEN h.state = 'done' THEN h.at WHEN h.state IS NULL THEN c.at END / 1000.0, 'unixepoch') AS published_at,
   coalesce(h.relay, c.relay) AS relay,
   CASE WHEN h.state = 'done' THEN h.attempts + 1 WHEN h.state IS NOT NULL THEN h.attempts WHEN c.last_id IS NOT NULL THEN 1 ELSE 0 END AS attempts,

@@ -8,6 +8,7 @@ use postbox_engine::{
 use postbox_sources::postgres::{PostgresLog, PostgresOptions};
 use postbox_testkit::services::{PgVersion, Postgres, TcpProxy};
 use std::time::Duration;
+use tokio::time::Instant;
 
 const MIB: usize = 1 << 20;
 const ROWS: usize = 4_000;
@@ -38,6 +39,7 @@ async fn waiting(db: &Db, rows: usize) {
             attempts: 0,
             due: Duration::ZERO,
             error: None,
+            sent: None,
         });
         log.record(&Changes { held: held.collect(), ..published(&page) }).await.unwrap();
     }
@@ -99,7 +101,7 @@ async fn four_thousand_held_events_of_a_megabyte_are_taken_within_the_bytes() {
         taken += events.len();
         let verdicts: Vec<_> =
             events.iter().map(|c| Settlement { ticket: c.ticket, verdict: Verdict::Published }).collect();
-        source.settle(&verdicts).await.unwrap();
+        source.settle(&verdicts, Instant::now()).await.unwrap();
         let (answered, sent) = (proxy.answered(), taken * MIB);
         assert!(answered < sent * 3 / 2 + 2 * ROOM, "{answered} bytes came for {sent} that were taken");
     }

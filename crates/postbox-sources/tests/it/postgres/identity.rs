@@ -145,6 +145,7 @@ async fn case_r5_an_upgraded_cluster_is_refused_and_mended_for_each_stream(versi
         attempts: 1,
         due: Duration::ZERO,
         error: None,
+        sent: None,
     };
     audit.record(&Changes { held: vec![retry(1), retry(14)], ..published(&page) }).await.unwrap();
     audit.release().await.unwrap();

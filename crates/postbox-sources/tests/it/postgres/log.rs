@@ -5,6 +5,7 @@ use postbox_engine::{Changes, HeldChange, HeldQuery, HeldState, Log, SourceError
 use postbox_sources::postgres::PostgresLog;
 use postbox_testkit::services::PgVersion;
 use std::time::Duration;
+use tokio::time::Instant;
 
 on_15_and_18! {
     case_r1_the_lower_id_commits_last
@@ -15,6 +16,7 @@ on_15_and_18! {
     a_large_window_is_paged_and_resumed
     an_old_lease_changes_nothing
     a_settle_is_all_or_none
+    a_trace_tells_by_when_an_event_was_handed_over
     held_events_come_when_they_are_due
     case_d5_four_connections_and_settling_waits_behind_no_claim
 }
@@ -166,8 +168,14 @@ async fn a_settle_is_all_or_none(version: PgVersion) {
     let log = db.log();
     acquire(&log).await;
     let page = in_time("a page", log.read(LIMIT)).await.unwrap();
-    let held =
-        |state, due| HeldChange { event: page.events[1].clone(), state, attempts: 2, due, error: Some("no".into()) };
+    let held = |state, due| HeldChange {
+        event: page.events[1].clone(),
+        state,
+        attempts: 2,
+        due,
+        error: Some("no".into()),
+        sent: None,
+    };
     let mut changes = Changes { held: vec![held(HeldState::Retry, Duration::from_secs(60))], ..published(&page) };
     db.sql("UPDATE postbox.lease SET epoch = epoch + 1").await;
     assert_eq!(log.record(&changes).await.unwrap_err().kind, SourceErrorKind::LeaseLost);
@@ -177,13 +185,35 @@ async fn a_settle_is_all_or_none(version: PgVersion) {
     log.record(&changes).await.unwrap();
     log.record(&changes).await.unwrap(); // repeating is harmless
     assert_eq!(db.one::<i64>("SELECT count(*) FROM postbox.held WHERE state = 'retry' AND attempts = 2 AND error = 'no' AND due_at > now()").await, 1);
-    changes = Changes { mark: None, events: 0, max_id: 0, held: vec![held(HeldState::Done, Duration::ZERO)] };
+    changes =
+        Changes { mark: None, events: 0, max_id: 0, sent: None, held: vec![held(HeldState::Done, Duration::ZERO)] };
     log.record(&changes).await.unwrap();
     assert_eq!(
         db.one::<String>("SELECT string_agg(state || coalesce(due_at::text, ''), ',') FROM postbox.held").await,
         "done"
     );
     assert_eq!(db.one::<i64>("SELECT max_id FROM postbox.cursor ORDER BY seq DESC LIMIT 1").await, page.events[2].id());
+}
+
+async fn a_trace_tells_by_when_an_event_was_handed_over(version: PgVersion) {
+    let db = Db::new(version).await;
+    db.insert(3, 3).await;
+    let log = db.log();
+    acquire(&log).await;
+    let page = in_time("a page", log.read(LIMIT)).await.unwrap();
+    let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds));
+    let held = |n: usize, state, sent| HeldChange { sent, ..HeldChange::new(page.events[n].clone(), state) };
+    let held = [held(1, HeldState::Retry, ago(7_200)), held(2, HeldState::Waiting, None)];
+    log.record(&Changes { sent: ago(90), held: held.to_vec(), ..published(&page) }).await.unwrap();
+    // What a statement takes makes it later, and never earlier.
+    let told = "SELECT string_agg(concat_ws(' ', t.state, CASE WHEN ago BETWEEN '90 s' AND '1 h' THEN 'short' \
+        WHEN ago BETWEEN '2 h' AND '3 h' THEN 'long' ELSE ago::text END), ', ' ORDER BY o.id) FROM postbox.outbox o, \
+        postbox.trace(o.event_id) t, LATERAL (SELECT coalesce(published_at, clock_timestamp()) - sent_at AS ago) a";
+    assert_eq!(db.one::<String>(told).await, "published short, retry long, waiting");
+    // A change that says nothing of it leaves it as it was.
+    let done = HeldChange::new(page.events[1].clone(), HeldState::Done);
+    log.record(&Changes { mark: None, events: 0, max_id: 0, sent: None, held: vec![done] }).await.unwrap();
+    assert_eq!(db.one::<String>(told).await, "published short, published long, waiting");
 }
 
 async fn held_events_come_when_they_are_due(version: PgVersion) {
@@ -207,6 +237,7 @@ async fn held_events_come_when_they_are_due(version: PgVersion) {
         attempts: 1,
         due: Duration::from_secs(due),
         error: None,
+        sent: None,
     });
     log.record(&Changes { held: held.collect(), ..published(&page) }).await.unwrap();
     let mut loaded = log.load().await.unwrap();

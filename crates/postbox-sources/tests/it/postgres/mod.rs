@@ -102,6 +102,7 @@ pub(crate) fn published(page: &LogPage<Mark>) -> Changes<Mark> {
         mark: Some(page.mark.clone()),
         events: u32::try_from(page.events.len()).unwrap(),
         max_id: page.events.iter().map(|e| e.id()).max().unwrap_or_default(),
+        sent: None,
         held: Vec::new(),
     }
 }

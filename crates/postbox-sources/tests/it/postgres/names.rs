@@ -44,6 +44,7 @@ async fn case_r8_a_hostile_schema_name_beside_another_outbox(version: PgVersion)
             attempts: 1,
             due: Duration::ZERO,
             error: Some("it's".into()),
+            sent: None,
         });
         let mut changes = published(&page);
         changes.held = held.collect();
@@ -138,6 +139,7 @@ async fn case_p3_text_that_is_no_utf8_spoils_its_row_alone(version: PgVersion) {
         attempts: 1,
         due: Duration::ZERO,
         error: Some("caf\u{e9}".into()),
+        sent: None,
     });
     log.record(&changes).await.unwrap();
     let due = log.held(&HeldQuery { limit: LIMIT, open: vec![], skip: vec![] }).await.unwrap();

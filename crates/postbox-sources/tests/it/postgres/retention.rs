@@ -54,6 +54,7 @@ async fn case_d1_a_bin_goes_when_all_have_passed_it_and_nothing_in_it_is_held(ve
         attempts: 1,
         due: Duration::from_secs(3600),
         error: None,
+        sent: None,
     };
     main.record(&Changes { held: vec![held(HeldState::Retry)], ..published(&page) }).await.unwrap();
     db.insert_into(2).await;
@@ -74,7 +75,9 @@ async fn case_d1_a_bin_goes_when_all_have_passed_it_and_nothing_in_it_is_held(ve
     drain(&audit, 20).await;
     in_time("bin 2 is emptied", async { while db.rows(2).await > 0 {} }).await;
     assert_eq!(db.rows(1).await, 10, "an event in it is held");
-    main.record(&Changes { mark: None, events: 0, max_id: 0, held: vec![held(HeldState::Done)] }).await.unwrap();
+    main.record(&Changes { mark: None, events: 0, max_id: 0, sent: None, held: vec![held(HeldState::Done)] })
+        .await
+        .unwrap();
     in_time("bin 1 is emptied", async { while db.rows(1).await > 0 {} }).await;
     db.insert(1, 1).await;
     drain(&main, 1).await;

@@ -109,6 +109,7 @@ async fn case_t3_a_relay_relays_without_being_a_superuser(pg: PgVersion) {
         attempts,
         due: Duration::ZERO,
         error: Some("refused".into()),
+        sent: None,
     };
     let mut changes = published(&page);
     changes.held = vec![change(HeldState::Retry, 1)];

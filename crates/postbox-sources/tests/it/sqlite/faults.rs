@@ -5,6 +5,7 @@ use postbox_engine::{ClaimLimit, DeadPolicy, Log, LogSource, Source, SourceError
 use postbox_sources::sqlite::{Options, SqliteLog, admin, migrate, version};
 use std::path::Path;
 use std::process::Command;
+use tokio::time::Instant;
 
 async fn acquire_error(options: Options) -> SourceError {
     soon(SqliteLog::new(options).acquire()).await.expect_err("it cannot work")
@@ -54,7 +55,7 @@ async fn a_lock_that_is_never_given_back_is_named_and_nothing_is_lost() {
     let published =
         |c: &postbox_engine::Claimed| postbox_engine::Settlement { ticket: c.ticket, verdict: Verdict::Published };
     let all: Vec<_> = claim.events.iter().map(published).collect();
-    let error = soon(source.settle(&all)).await.unwrap_err();
+    let error = soon(source.settle(&all, Instant::now())).await.unwrap_err();
     assert_says(&error, SourceErrorKind::Unavailable, &["shop.db", "write lock", "long transaction"]);
     // A relay that stands by needs no lock, and new events need none to be read.
     assert!(file.log("standing by").acquire().await.unwrap().is_err());
@@ -159,7 +160,7 @@ async fn disk_full_in_a_record_changes_nothing() {
     )
     .unwrap();
     let all = [postbox_engine::Settlement { ticket: claim.events[0].ticket, verdict: Verdict::Published }];
-    let error = source.settle(&all).await.unwrap_err();
+    let error = source.settle(&all, Instant::now()).await.unwrap_err();
     assert_says(&error, SourceErrorKind::Unavailable, &["shop.db", "full", "nothing is lost"]);
     assert_eq!(file.count("SELECT count(*) FROM postbox_cursor"), 0);
     db.execute("DROP TRIGGER full", []).unwrap();

@@ -4,9 +4,11 @@ use super::{File, LIMIT, insert, publish, settle, soon, texts, until};
 use postbox_engine::{
     Changes, ClaimLimit, DeadPolicy, HeldQuery, Log, LogSource, Settlement, Source, SourceErrorKind, Verdict,
 };
+use postbox_sources::admin::Trace;
 use postbox_sources::sqlite::{Options, SqliteLog, admin};
 use rusqlite::Connection;
 use std::time::Duration;
+use tokio::time::Instant;
 
 const ALL: &str = "SELECT count(*) FROM postbox_outbox";
 
@@ -79,7 +81,7 @@ async fn case_l2_takeover_when_the_lease_ends_and_the_fence_holds() {
     assert!(SqliteLog::new(short("old")).acquire().await.unwrap().is_err());
     soon(async { while new.acquire().await.unwrap().is_err() {} }).await;
 
-    let changes = Changes { mark: Some(page.mark), events: 1, max_id: 1, held: Vec::new() };
+    let changes = Changes { mark: Some(page.mark), events: 1, max_id: 1, sent: None, held: Vec::new() };
     assert_eq!(old.record(&changes).await.unwrap_err().kind, SourceErrorKind::LeaseLost);
     assert_eq!(old.renew().await.unwrap_err().kind, SourceErrorKind::LeaseLost);
     assert_eq!(old.read(LIMIT).await.unwrap_err().kind, SourceErrorKind::LeaseLost);
@@ -134,7 +136,7 @@ async fn case_o2_held_events_wait_behind_the_one_that_failed() {
     let verdicts = [retry(300, 1), Verdict::Release, Verdict::Release, Verdict::Published];
     let settlements = claim.events.iter().zip(verdicts);
     let settlements: Vec<_> = settlements.map(|(c, verdict)| Settlement { ticket: c.ticket, verdict }).collect();
-    source.settle(&settlements).await.unwrap();
+    source.settle(&settlements, Instant::now()).await.unwrap();
     let counts = "SELECT 100 * sum(state = 'retry') + sum(state = 'waiting') FROM postbox_held";
     assert_eq!(file.count(counts), 102);
     insert(&db, "bad", 5);
@@ -191,7 +193,7 @@ async fn case_o3_under_policy_block_a_dead_letter_holds_its_key() {
     let settlements: Vec<_> = claim.events.iter().zip(verdicts).collect();
     let settlements: Vec<_> =
         settlements.into_iter().map(|(c, verdict)| Settlement { ticket: c.ticket, verdict }).collect();
-    source.settle(&settlements).await.unwrap();
+    source.settle(&settlements, Instant::now()).await.unwrap();
     source.release().await.unwrap();
 
     let log = SqliteLog::new(Options { relay: "next".into(), ..block });
@@ -226,7 +228,8 @@ async fn traces_tell_when_by_whom_and_how_often() {
         (trace[0].state.as_str(), trace[0].relay.as_deref(), trace[0].attempts),
         ("published", Some("relay-7"), 1)
     );
-    assert!(trace[0].published_at >= Some(trace[0].written_at.clone()), "{trace:?}");
+    let Trace { written_at, sent_at, published_at, .. } = &trace[0];
+    assert!(sent_at.as_ref() >= Some(written_at) && sent_at <= published_at, "{trace:?}");
     let status = admin::status(&file.path, "postbox").await.unwrap();
     assert_eq!((status[0].pending, status[0].oldest_unpublished), (0, None));
     assert!(admin::trace(&file.path, "postbox", "unknown").await.unwrap().is_empty());
@@ -235,7 +238,27 @@ async fn traces_tell_when_by_whom_and_how_often() {
     admin::publish(&file.path, "postbox", &event).await.unwrap();
     let twice = admin::publish(&file.path, "postbox", &event).await.unwrap_err();
     assert!(twice.to_string().contains("UNIQUE"), "{twice}");
-    assert_eq!(publish(&source, 1).await, ["9 9"]);
+    let claim = soon(source.claim(LIMIT)).await.unwrap();
+    assert_eq!(texts(&claim), ["9 9"]);
+    let sent = Instant::now().checked_sub(Duration::from_secs(90)).unwrap();
+    let ticket = claim.events[0].ticket;
+    source.settle(&[Settlement { ticket, verdict: retry(0, 1) }], sent).await.unwrap();
+    let traced = async || admin::trace(&file.path, "postbox", &event.id().to_string()).await.unwrap().remove(0);
+    let held = traced().await;
+    assert_eq!((held.state.as_str(), held.attempts, held.published_at), ("retry", 1, None));
+    assert!(held.sent_at.is_some_and(|sent_at| sent_at < held.written_at), "90 s ago, by the caller");
+    publish(&source, 1).await;
+    let done = traced().await;
+    assert!(done.sent_at.as_ref() >= Some(&done.written_at) && done.sent_at <= done.published_at, "{done:?}");
+
+    // The cursor's row says so, too.
+    let event = postbox::Event::new("order", "10", "order.placed").json_text("10");
+    admin::publish(&file.path, "postbox", &event).await.unwrap();
+    let ticket = soon(source.claim(LIMIT)).await.unwrap().events[0].ticket;
+    source.settle(&[Settlement { ticket, verdict: Verdict::Published }], sent).await.unwrap();
+    let told = admin::trace(&file.path, "postbox", &event.id().to_string()).await.unwrap().remove(0);
+    assert_eq!(told.state, "published");
+    assert!(told.sent_at < told.published_at, "{told:?}");
 }
 
 /// D1: what is held stays, what a stream has not passed stays; all else goes, in pieces.
@@ -282,7 +305,7 @@ async fn cursor_rows_are_thinned_to_one_a_second_after_five_minutes() {
     let file = File::new();
     let db = file.connect();
     let sql = "WITH RECURSIVE n(n) AS (VALUES (1) UNION ALL SELECT n + 1 FROM n WHERE n < 2000)
-        INSERT INTO postbox_cursor SELECT 'main', n, 1, 'r', (unixepoch() - 600) * 1000 + n * 10 FROM n";
+        INSERT INTO postbox_cursor SELECT 'main', n, 1, 'r', NULL, (unixepoch() - 600) * 1000 + n * 10 FROM n";
     db.execute(sql, []).unwrap();
     db.execute("INSERT INTO sqlite_sequence VALUES ('postbox_outbox', 2000)", []).unwrap();
     let log = file.log("r");

@@ -74,7 +74,7 @@ pub(crate) fn texts(claim: &Claim) -> Vec<String> {
 
 pub(crate) async fn settle(source: &LogSource<SqliteLog>, claim: &Claim, verdict: Verdict) {
     let all = claim.events.iter().map(|c| Settlement { ticket: c.ticket, verdict: verdict.clone() });
-    source.settle(&all.collect::<Vec<_>>()).await.unwrap();
+    source.settle(&all.collect::<Vec<_>>(), tokio::time::Instant::now()).await.unwrap();
 }
 
 /// Claims and publishes so many events.
