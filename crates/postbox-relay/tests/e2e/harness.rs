@@ -29,7 +29,7 @@ impl Folder {
         folder
     }
 
-    pub(crate) fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Folder {
+    pub(crate) fn env(mut self, name: &str, value: &(impl AsRef<OsStr> + ?Sized)) -> Folder {
         self.environment.push((name.into(), value.as_ref().into()));
         self
     }
