@@ -1,7 +1,7 @@
 //! From a configuration to running relays: one per stream, each a source and a sink joined by the engine. The same
 //! for the program and for a service that has the relay inside.
 
-use crate::config::{Config, RelaySection, StreamSection};
+use crate::config::{self, Config, RelaySection, StreamSection};
 use crate::database;
 use crate::failure::{Failure, with_causes};
 use postbox_engine::{ClaimLimit, Counters, Relay, RelayOptions, Route, Stopped};
@@ -41,6 +41,7 @@ impl Runner {
     /// # Errors
     /// What the configuration names and this build or the sink cannot do.
     pub fn new(config: &Config) -> Result<Runner, Failure> {
+        config::check(config)?; // a service may have made it without `load`
         let relays = config.stream.iter().map(|(name, stream)| relay(config, name, stream));
         Ok(Runner { relays: relays.collect::<Result<_, Failure>>()? })
     }

@@ -157,7 +157,7 @@ fn secret(key: &str, is_set: bool, file: Option<&Path>) -> Result<Option<String>
 }
 
 /// What no single key shows.
-pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
+pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
     if config.stream.is_empty() {
         return Err(wrong("no stream is configured", "add a table [stream.main]"));
     }

@@ -9,6 +9,7 @@ mod sinks;
 mod tests;
 mod units;
 
+pub(crate) use load::check;
 pub use load::{ConfigError, load};
 pub(crate) use show::shown;
 pub(crate) use units::show_duration;

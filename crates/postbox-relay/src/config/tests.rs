@@ -250,6 +250,15 @@ fn absurd_numbers_are_refused_with_key_and_range() {
 }
 
 #[test]
+fn a_configuration_made_by_a_program_is_checked_too() {
+    let mut config = Config::default();
+    config.relay.events_max = 1_000_000_000_000;
+    let failure = crate::Runner::new(&config).err().expect("it is refused");
+    assert_eq!(failure.code, crate::failure::Code::Usage);
+    assert!(failure.what.contains("relay.events_max is 1000000000000; it can be 1 to 1000000"), "{failure}");
+}
+
+#[test]
 fn the_database_is_named_by_the_key_then_by_database_url() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let url = |text: &str, environment: &[(&str, &str)]| {
