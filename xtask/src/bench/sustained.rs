@@ -17,10 +17,7 @@ const WARM_UP: Duration = Duration::from_secs(60);
 
 pub(super) async fn run(scale: Scale) -> Result<()> {
     let Scale { clients, size, .. } = scale;
-    let (warm_up, time) = (
-        scale.pause(Duration::from_secs(std::env::var("WU").ok().and_then(|v| v.parse().ok()).unwrap_or(10))),
-        scale.time(Duration::from_secs(30)),
-    );
+    let (warm_up, time) = (scale.pause(WARM_UP), scale.time(Duration::from_secs(30)));
     ensure!(KEYS.is_multiple_of(clients as u64), "--clients must divide {KEYS}, so that an aggregate has one writer");
     let world = World::start(Setup { bench: true, ..Setup::default() })?;
     let written = Written::new(clients);

@@ -138,7 +138,8 @@ impl Reader {
                 continue;
             }
             let events = if let Found::Events(n) = found { n } else { 0 };
-            let chore = self.pace.polled(Instant::now(), events, xmin, self.wake.listening());
+            let now = Instant::now();
+            let chore = self.pace.polled(now, now - begun, events, xmin, self.wake.listening());
             self.chore(chore).await?;
             // A notification that came during the poll is still there: `Notify` keeps one.
             let due = tokio::time::Instant::from_std(begun + self.pace.pause());

@@ -6,6 +6,7 @@ use crate::postgres::connect::{Role, connect, listen};
 use crate::postgres::error::within;
 use crate::postgres::{PostgresOptions, connect::Session};
 use postbox_engine::SourceError;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -14,12 +15,13 @@ use tokio::sync::Notify;
 /// Between polls while events come: half of it is the price in latency, and 3 to 10 % of a core. The timer rounds up
 /// to the next millisecond.
 const PAUSE_BUSY: Duration = Duration::from_millis(1);
-/// Up to here it grows under load: each poll, and the small batch that comes of it, takes from the writers what they
-/// need to commit.
-const PAUSE_LOADED: Duration = Duration::from_millis(16);
+/// Under load it grows, until a poll takes no more than a tenth of the time from one to the next: each poll, and the small
+/// batch that comes of it, takes from the writers what they need to commit, and where the machine is full, polls are slow.
+const PAUSE_LOADED: RangeInclusive<Duration> = Duration::from_millis(4)..=Duration::from_millis(32);
+const SHARE: u32 = 10;
 /// Load is more than `LOAD` events for each millisecond of the pause, and more than a `BURST`; less than half of it is none.
-const LOAD: usize = 4;
-const BURST: usize = 8;
+const LOAD: u128 = 4;
+const BURST: u128 = 8;
 /// Between polls while awake and idle, also for ever where writers cannot notify: four statements a second.
 const PAUSE_IDLE: Duration = Duration::from_millis(250);
 /// Between polls asleep: for what no notification tells (another relay's wake lease, a lost listener not seen yet).
@@ -82,10 +84,11 @@ impl Pace {
         self.pause
     }
 
-    /// Takes in a poll that found so many events. `xmin`: the oldest transaction that its snapshot has running.
-    pub(crate) fn polled(&mut self, now: Instant, found: usize, xmin: u64, listening: bool) -> Chore {
+    /// Takes in a poll that `took` so long and found so many events. `xmin`: the oldest transaction that its snapshot has
+    /// running.
+    pub(crate) fn polled(&mut self, now: Instant, took: Duration, found: usize, xmin: u64, listening: bool) -> Chore {
         if found > 0 {
-            let pause = self.loaded(found);
+            let pause = self.loaded(found, took);
             let steady = self.mode == Mode::Awake; // a lone event is not worth two writes
             (self.mode, self.pause, self.last_event) = (Mode::Awake, pause, now);
             return if steady { self.busy(now) } else { Chore::None };
@@ -111,17 +114,18 @@ impl Pace {
     }
 
     /// The pause after a poll that found so many events: four times as long or as short as before, since one poll may lie.
-    fn loaded(&self, found: usize) -> Duration {
-        let pause = self.pause.min(PAUSE_LOADED);
-        let load = LOAD * usize::try_from(pause.as_millis()).expect("a few milliseconds");
-        if self.pause > PAUSE_LOADED {
-            PAUSE_BUSY
-        } else if found > load.max(BURST) {
-            (pause * 4).min(PAUSE_LOADED)
+    fn loaded(&self, found: usize, took: Duration) -> Duration {
+        let (least, most) = PAUSE_LOADED.into_inner();
+        if self.pause > most {
+            return PAUSE_BUSY;
+        }
+        let (found, load) = (found as u128, LOAD * self.pause.as_millis());
+        if found > load.max(BURST) {
+            (self.pause * 4).min((took * SHARE).clamp(least, most))
         } else if found < load / 2 {
-            (pause / 4).max(PAUSE_BUSY)
+            (self.pause / 4).max(PAUSE_BUSY)
         } else {
-            pause
+            self.pause.min((took * SHARE).clamp(least, most))
         }
     }
 
@@ -202,22 +206,22 @@ mod tests {
     fn polls_become_rarer_and_then_writers_must_wake() {
         let start = Instant::now();
         let mut pace = Pace::new(start);
-        assert_eq!(pace.polled(start, 1, 100, true), Chore::Hold);
-        assert_eq!(pace.polled(start + MS, 1, 100, true), Chore::None, "held a moment ago");
-        assert_eq!(pace.polled(start + 100 * MS, 0, 100, true), Chore::None);
+        assert_eq!(pace.polled(start, MS, 1, 100, true), Chore::Hold);
+        assert_eq!(pace.polled(start + MS, MS, 1, 100, true), Chore::None, "held a moment ago");
+        assert_eq!(pace.polled(start + 100 * MS, MS, 0, 100, true), Chore::None);
         assert_eq!(pace.pause(), PAUSE_BUSY);
         for n in 0..20 {
-            assert_eq!(pace.polled(start + (400 + n) * MS, 0, 100, true), Chore::None);
+            assert_eq!(pace.polled(start + (400 + n) * MS, MS, 0, 100, true), Chore::None);
         }
         assert_eq!(pace.pause(), PAUSE_IDLE);
-        assert_eq!(pace.polled(start + 1150 * MS, 0, 100, true), Chore::LieDown);
+        assert_eq!(pace.polled(start + 1150 * MS, MS, 0, 100, true), Chore::LieDown);
         pace.closing(105);
-        assert_eq!(pace.polled(start + 1200 * MS, 0, 104, true), Chore::None);
+        assert_eq!(pace.polled(start + 1200 * MS, MS, 0, 104, true), Chore::None);
         assert_eq!(pace.pause(), PAUSE_IDLE, "a transaction that may stay silent is still running");
-        assert_eq!(pace.polled(start + 1300 * MS, 0, 105, true), Chore::None);
+        assert_eq!(pace.polled(start + 1300 * MS, MS, 0, 105, true), Chore::None);
         assert_eq!(pace.pause(), PAUSE_ASLEEP);
-        assert_eq!(pace.polled(start + 60_000 * MS, 1, 200, true), Chore::None, "one event is not worth a hold");
-        assert_eq!(pace.polled(start + 60_002 * MS, 1, 200, true), Chore::Hold);
+        assert_eq!(pace.polled(start + 60_000 * MS, MS, 1, 200, true), Chore::None, "one event is not worth a hold");
+        assert_eq!(pace.polled(start + 60_002 * MS, MS, 1, 200, true), Chore::Hold);
         assert_eq!(pace.pause(), PAUSE_BUSY);
     }
 
@@ -225,13 +229,14 @@ mod tests {
     fn polls_are_rarer_under_load_and_as_frequent_as_before_after_it() {
         let start = Instant::now();
         let mut pace = Pace::new(start);
-        let mut pauses = |found: &[usize]| -> Vec<u128> {
-            found.iter().map(|n| (pace.polled(start, *n, 100, true), pace.pause().as_millis()).1).collect()
+        let mut pauses = |took: Duration, found: &[usize]| -> Vec<u128> {
+            found.iter().map(|n| (pace.polled(start, took, *n, 100, true), pace.pause().as_millis()).1).collect()
         };
-        assert_eq!(pauses(&[1, BURST, 3, 1]), [1, 1, 1, 1], "a thousand a second and a small burst");
-        assert_eq!(pauses(&[40, 4, 1, 1]), [4, 1, 1, 1], "a large burst");
-        assert_eq!(pauses(&[9, 20, 80, 70, 40]), [4, 16, 16, 16, 16], "five thousand a second");
-        assert_eq!(pauses(&[16, 4, 1]), [4, 1, 1], "a thousand a second again");
+        assert_eq!(pauses(MS / 2, &[1, 8, 3, 1]), [1, 1, 1, 1], "a thousand a second and a small burst");
+        assert_eq!(pauses(MS / 2, &[40, 4, 1, 1]), [4, 1, 1, 1], "a large burst");
+        assert_eq!(pauses(MS, &[9, 20, 50, 45]), [4, 10, 10, 10], "five thousand a second, where there is room");
+        assert_eq!(pauses(4 * MS, &[80, 200, 150, 130]), [32, 32, 32, 32], "and where the machine is full");
+        assert_eq!(pauses(MS / 2, &[70, 20, 10]), [5, 5, 1], "there is room again, and less to do");
     }
 
     #[test]
@@ -239,14 +244,14 @@ mod tests {
         let start = Instant::now();
         let mut pace = Pace::new(start);
         for n in 0..40 {
-            assert_eq!(pace.polled(start + n * 100 * MS, 0, 100, false), Chore::None);
+            assert_eq!(pace.polled(start + n * 100 * MS, MS, 0, 100, false), Chore::None);
         }
         assert_eq!(pace.pause(), PAUSE_IDLE);
-        pace.polled(start + 5000 * MS, 0, 100, true);
+        pace.polled(start + 5000 * MS, MS, 0, 100, true);
         pace.closing(100);
-        pace.polled(start + 5300 * MS, 0, 100, true);
+        pace.polled(start + 5300 * MS, MS, 0, 100, true);
         assert_eq!(pace.pause(), PAUSE_ASLEEP);
-        pace.polled(start + 5400 * MS, 0, 100, false);
+        pace.polled(start + 5400 * MS, MS, 0, 100, false);
         assert_eq!(pace.pause(), PAUSE_IDLE, "the listener is lost");
     }
 }
