@@ -185,6 +185,7 @@ async fn case_p3_text_without_utf8_is_refused_at_the_write_and_nothing_stands_st
         attempts: 1,
         due: Duration::ZERO,
         error: Some("\u{20ac} is no \u{2192}".into()),
+        sent: None,
     });
     log.record(&changes).await.unwrap();
     let error: String = db.one("SELECT error FROM postbox.held").await;

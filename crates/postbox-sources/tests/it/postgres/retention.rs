@@ -122,7 +122,7 @@ async fn case_d1_a_bins_age_is_not_what_its_writer_says(version: PgVersion) {
     };
     let hold = async |page: &LogPage<Mark>, state| {
         let due = Duration::from_secs(3600);
-        let held = vec![HeldChange { event: page.events[0].clone(), state, attempts: 1, due, error: None }];
+        let held = vec![HeldChange { event: page.events[0].clone(), state, attempts: 1, due, error: None, sent: None }];
         log.record(&Changes { held, ..published(page) }).await.unwrap();
     };
     let oldest = write(1, "9999-12-31").await;
