@@ -2,14 +2,18 @@
 //! A connection is handed out only after its server has shown that it is PostgreSQL 14 or later and no standby.
 //! No error and no log line here ever shows the URL.
 
+use crate::postgres::dial::{Dial, Shared};
 use crate::postgres::error::{STATEMENT_TIMEOUT, failed, refused, unavailable, within};
-use crate::postgres::tls::Target;
+use crate::postgres::tls::{Protection, Target};
+use crate::postgres::wire::Wire;
 use postbox_engine::{SourceError, SourceErrorKind};
 use std::borrow::Cow;
 use std::future::poll_fn;
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
-use tokio_postgres::{AsyncMessage, Client, SimpleQueryMessage};
+use tokio_postgres::{AsyncMessage, Client, Connection, SimpleQueryMessage};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 /// A server that does not answer a connection attempt within this is tried again later.
@@ -36,11 +40,23 @@ pub(crate) enum Role {
 pub(crate) struct Session {
     pub(crate) client: Client,
     driver: JoinHandle<()>,
+    stream: Shared,
     /// The database's encoding may lack characters.
     narrow: bool,
 }
 
 impl Session {
+    /// Gives the connection to who reads it otherwise.
+    pub(crate) async fn into_wire(mut self) -> Result<Wire, SourceError> {
+        // Statements that were dropped are closed in the background: what answers after that has found nothing under way.
+        within(STATEMENT_TIMEOUT, "end what is under way", self.batch_execute("")).await?;
+        self.driver.abort();
+        let _ = (&mut self.driver).await; // then it holds the stream no more
+        let stream = self.stream.clone();
+        drop(self);
+        stream.into_stream().map(Wire::new).ok_or_else(|| unavailable("PostgreSQL: the connection is in use"))
+    }
+
     /// A text of ours as any database takes it: an error that cannot be stored would stop the settle that it is in.
     pub(crate) fn storable<'a>(&self, text: &'a str) -> Cow<'a, str> {
         let fits = |c: char| c != '\0' && (c.is_ascii() || !self.narrow);
@@ -71,7 +87,7 @@ impl std::ops::Deref for Session {
 pub(crate) async fn connect(
     url: &str,
     role: Role,
-    mut on_notice: impl FnMut(Option<()>) + Send + 'static,
+    on_notice: impl FnMut(Option<()>) + Send + 'static,
 ) -> Result<Session, SourceError> {
     let mut target = Target::parse(url)?;
     let config = &mut target.config;
@@ -83,9 +99,36 @@ pub(crate) async fn connect(
     }
     config.tcp_user_timeout(UNANSWERED_MAX).keepalives(true);
     config.keepalives_idle(UNANSWERED_MAX / 2).keepalives_interval(Duration::from_secs(2)).keepalives_retries(2);
-    let connecting = target.config.connect(MakeRustlsConnect::new(target.tls()?));
-    let doing = format!("connect to {}", target.places());
-    let (client, mut connection) = within(CONNECT_TIMEOUT, &doing, connecting).await.map_err(unreachable)?;
+    let tls = match target.protection {
+        Protection::Plain => None,
+        _ => Some(MakeRustlsConnect::new(target.tls()?)),
+    };
+    let (dial, doing) = (Dial::new(tls, &mut target.config), format!("connect to {}", target.places()));
+    let (session, raw) = match target.socket() {
+        None => {
+            let connecting = target.config.connect(dial.clone());
+            let (client, connection) = within(CONNECT_TIMEOUT, &doing, connecting).await.map_err(unreachable)?;
+            drive(client, connection, &dial, on_notice)
+        }
+        Some(path) => {
+            let stream = UnixStream::connect(path).await;
+            let stream = stream.map_err(|e| unreachable(unavailable(format!("PostgreSQL: could not {doing}: {e}"))))?;
+            let connecting = target.config.connect_raw(stream, dial.clone());
+            let (client, connection) = within(CONNECT_TIMEOUT, &doing, connecting).await.map_err(unreachable)?;
+            drive(client, connection, &dial, on_notice)
+        }
+    };
+    greet(&session, role, raw).await?;
+    Ok(session)
+}
+
+/// Starts the task that drives the connection. True: the database's encoding is SQL_ASCII.
+fn drive<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
+    client: Client,
+    mut connection: Connection<S, Shared>,
+    dial: &Dial,
+    mut on_notice: impl FnMut(Option<()>) + Send + 'static,
+) -> (Session, bool) {
     let encoding = connection.parameter("server_encoding").unwrap_or("UTF8");
     let (raw, narrow) = (encoding == "SQL_ASCII", !matches!(encoding, "SQL_ASCII" | "UTF8"));
     let driver = tokio::spawn(async move {
@@ -96,9 +139,8 @@ pub(crate) async fn connect(
         }
         on_notice(None);
     });
-    let session = Session { client, driver, narrow };
-    greet(&session, role, raw).await?;
-    Ok(session)
+    let stream = dial.made().expect("a connection has a stream");
+    (Session { client, driver, stream, narrow }, raw)
 }
 
 /// What may be wrong where nobody answered; what a server answered says it itself.

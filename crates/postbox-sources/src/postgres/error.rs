@@ -5,7 +5,7 @@ use postbox_engine::{SourceError, SourceErrorKind};
 use std::error::Error as _;
 use std::future::Future;
 use std::time::Duration;
-use tokio_postgres::error::{DbError, SqlState};
+use tokio_postgres::error::SqlState;
 
 /// How long one statement may take before the connection counts as lost. Longer than the longest that is sound (a
 /// walk over a bulk writer's uncommitted rows), since TCP's own time-outs notice a dead peer earlier.
@@ -22,7 +22,7 @@ pub(crate) fn unavailable(message: impl Into<String>) -> SourceError {
 /// `doing` completes "PostgreSQL: could not ..".
 pub(crate) fn failed(doing: &str, error: tokio_postgres::Error) -> SourceError {
     let (kind, message) = match error.as_db_error() {
-        Some(db) => by_state(doing, db),
+        Some(db) => by_state(doing, db.code(), db.message()),
         None if distrusted(&error) => (
             SourceErrorKind::Refused,
             format!(
@@ -34,6 +34,12 @@ pub(crate) fn failed(doing: &str, error: tokio_postgres::Error) -> SourceError {
         None => (SourceErrorKind::Unavailable, format!("PostgreSQL: could not {doing}: {}", chain(&error))),
     };
     SourceError::new(kind, message).caused_by(error)
+}
+
+/// The same for what a server answered where tokio-postgres does not read.
+pub(crate) fn answered(doing: &str, code: &str, message: &str) -> SourceError {
+    let (kind, message) = by_state(doing, &SqlState::from_code(code), message);
+    SourceError::new(kind, message)
 }
 
 fn causes(error: &tokio_postgres::Error) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
@@ -53,8 +59,8 @@ fn distrusted(error: &tokio_postgres::Error) -> bool {
     })
 }
 
-fn by_state(doing: &str, db: &DbError) -> (SourceErrorKind, String) {
-    let code = db.code();
+fn by_state(doing: &str, code: &SqlState, message: &str) -> (SourceErrorKind, String) {
+    let plain = format!("PostgreSQL: could not {doing}: {message} (SQLSTATE {})", code.code());
     let remedy = match code {
         c if *c == SqlState::UNDEFINED_TABLE
             || *c == SqlState::UNDEFINED_COLUMN
@@ -71,18 +77,14 @@ fn by_state(doing: &str, db: &DbError) -> (SourceErrorKind, String) {
         }
         c if *c == SqlState::INVALID_CATALOG_NAME => "create the database, or correct the URL",
         c if *c == SqlState::READ_ONLY_SQL_TRANSACTION => "the server takes no writes; connect to the primary",
-        _ => return (SourceErrorKind::Unavailable, plain(doing, db)),
+        _ => return (SourceErrorKind::Unavailable, plain),
     };
     let kind = if *code == SqlState::READ_ONLY_SQL_TRANSACTION {
         SourceErrorKind::Unavailable // a fail-over in progress looks like this
     } else {
         SourceErrorKind::Refused
     };
-    (kind, format!("{}. {remedy}", plain(doing, db)))
-}
-
-fn plain(doing: &str, db: &DbError) -> String {
-    format!("PostgreSQL: could not {doing}: {} (SQLSTATE {})", db.message(), db.code().code())
+    (kind, format!("{plain}. {remedy}"))
 }
 
 /// Awaits a statement, but not for ever: a connection whose peer is gone gives no answer.

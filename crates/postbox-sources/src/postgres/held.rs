@@ -3,9 +3,9 @@
 
 use crate::postgres::connect::Session;
 use crate::postgres::error::{STATEMENT_TIMEOUT, within};
-use crate::postgres::reader::{next, request};
 use crate::postgres::row;
 use crate::postgres::sql::HeldSql;
+use futures_util::TryStreamExt;
 use postbox_engine::{HeldEvent, HeldPage, HeldQuery, Loaded, PageBuilder, SourceError};
 use std::time::Duration;
 use tokio_postgres::Row;
@@ -88,16 +88,16 @@ async fn take(
     while !ready.is_empty() && (held.is_empty() || bytes < bytes_max) {
         let (asked, rest) = ready.split_at(piece.min(ready.len()));
         let ids: Vec<i64> = asked.iter().map(|r| r.get(0)).collect();
-        let mut rows = request(session, &statement, &[&ids]).await?;
+        let sent = session.query_raw(&statement, [&ids]);
+        let mut rows = Box::pin(within(STATEMENT_TIMEOUT, "read held events", sent).await?);
         let mut asked = asked.iter();
-        while let Some(row) = next(&mut rows).await?
+        while let Some(row) = within(STATEMENT_TIMEOUT, "read held events", rows.try_next()).await?
             && (held.is_empty() || bytes < bytes_max)
         {
-            let id = row::id(&row, 0);
-            row::push(&row, 0, &mut one);
+            let (id, _) = row::push(row::columns(&row), &mut one);
             bytes += one.bytes();
             // Each in a page of its own: one may stay long in memory, and must keep no others there.
-            held.extend(one.finish().into_iter().zip(asked.find(|r| row::id(r, 0) == id)));
+            held.extend(one.finish().into_iter().zip(asked.find(|r| r.get::<_, i64>(0) == id)));
         }
         ready = rest;
         // As many as fit, if they are as large as those before.

@@ -3,8 +3,8 @@
 
 use crate::postgres::PostgresOptions;
 use crate::postgres::connect::Session;
-use crate::postgres::error::{refused, unavailable, within};
-use crate::postgres::sql::SettleSql;
+use crate::postgres::error::{STATEMENT_TIMEOUT, refused, unavailable, within};
+use crate::postgres::sql::{SettleSql, quoted};
 use postbox_engine::SourceError;
 use std::time::Duration;
 
@@ -42,4 +42,26 @@ pub(crate) async fn acquire(
         within(options.ttl, "read the lease", session.query_opt(&sql.remaining, &[&stream, &options.shard])).await?;
     let remaining = row.and_then(|r| r.get::<_, Option<f64>>(0)).unwrap_or_default();
     Ok(Err(Duration::from_secs_f64(remaining)))
+}
+
+/// A proxy in front may have sent this connection to another server, such as the old primary.
+pub(crate) async fn same_server(
+    session: &Session,
+    options: &PostgresOptions,
+    owner: &str,
+    epoch: i64,
+) -> Result<(), SourceError> {
+    let sql = format!(
+        "SELECT 1 FROM {}.lease WHERE stream = $1 AND shard = $2 AND epoch = $3 AND owner = $4",
+        quoted(&options.schema)
+    );
+    let found = within(
+        STATEMENT_TIMEOUT,
+        "find the lease on the reading connection",
+        session.query_opt(&sql, &[&&*options.stream, &options.shard, &epoch, &owner]),
+    )
+    .await?;
+    found.map(|_| ()).ok_or_else(|| {
+        unavailable("PostgreSQL: connections to the same URL do not see the same lease: two servers answer there, or another relay was quicker")
+    })
 }

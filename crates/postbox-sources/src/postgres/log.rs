@@ -5,7 +5,7 @@
 use crate::postgres::connect::{Role, Session, connect};
 use crate::postgres::error::{STATEMENT_TIMEOUT, unavailable, within};
 use crate::postgres::identity::{Identity, examine};
-use crate::postgres::reader::{Pages, ReadSession, Reader};
+use crate::postgres::reader::{Pages, Reader, Tenant};
 use crate::postgres::row::SnapshotText;
 use crate::postgres::sql::{HeldSql, ReadSql, SettleSql};
 use crate::postgres::wake::{Wake, listener};
@@ -152,14 +152,14 @@ impl PostgresLog {
         };
         let reads =
             ReadSql::new(&o.schema, identity.generation, o.shard, o.shards, o.poll_events_max, o.page_events_max);
-        let (reader, keeper) = tokio::try_join!(ReadSession::open(o, &reads), async {
-            connect(&o.url, Role::Keeper, |_| ()).await.map(Arc::new)
+        let tenant = Tenant { options: o.clone(), owner: self.owner.clone(), epoch, reads };
+        let (wire, keeper) = tokio::try_join!(tenant.open(), async {
+            let keeper = connect(&o.url, Role::Keeper, |_| ()).await?;
+            lease::same_server(&keeper, o, &self.owner, epoch).await?;
+            Ok(Arc::new(keeper))
         },)?;
-        for session in [&*reader.session, &*keeper] {
-            self.same_server(session, epoch).await?;
-        }
         let (settler, wake) = (Arc::new(settler), Arc::new(Wake::default()));
-        let (reader, pages) = Reader::new(o.clone(), reads, reader, settler.clone(), wake.clone(), mark, epoch).await?;
+        let (reader, pages) = Reader::new(tenant, wire, settler.clone(), wake.clone(), mark).await?;
         let tasks = vec![
             tokio::spawn(reader.run()),
             tokio::spawn(listener(o.clone(), wake)),
@@ -241,23 +241,6 @@ impl PostgresLog {
         .await?
         .ok_or_else(SourceError::lease_lost)?;
         Ok(Mark { since: NOTHING.into(), until: None, last_id: 0, drawn })
-    }
-
-    /// A proxy in front may have sent this connection to another server, such as the old primary.
-    async fn same_server(&self, session: &Session, epoch: i64) -> Result<(), SourceError> {
-        let sql = format!(
-            "SELECT 1 FROM {}.lease WHERE stream = $1 AND shard = $2 AND epoch = $3 AND owner = $4",
-            crate::postgres::sql::quoted(&self.options.schema)
-        );
-        let found = within(
-            STATEMENT_TIMEOUT,
-            "find the lease on the reading connection",
-            session.query_opt(&sql, &[&&*self.options.stream, &self.options.shard, &epoch, &self.owner]),
-        )
-        .await?;
-        found.map(|_| ()).ok_or_else(|| {
-            unavailable("PostgreSQL: connections to the same URL do not see the same lease: two servers answer there, or another relay was quicker")
-        })
     }
 
     /// What the stream's trouble is, for the lease's row.

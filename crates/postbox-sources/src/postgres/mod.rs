@@ -1,11 +1,13 @@
 //! The log source on PostgreSQL 14 and later: a snapshot cursor over an insert-only table. Each poll reads exactly what
 //! became visible since the last one; no row is ever updated, no transaction is waited for.
 //!
-//! Follow an event: `reader` finds it, `row` copies it into a page, the engine publishes it, `record` settles it.
+//! Follow an event: `reader` asks for it, `wire` receives it, `row` copies it into a page, the engine publishes it, `record`
+//! settles it.
 //! A relay holds four connections to the database (see `log`); a fifth never.
 
 pub mod admin;
 mod connect;
+mod dial;
 mod error;
 mod held;
 mod identity;
@@ -20,6 +22,7 @@ mod row;
 mod sql;
 mod tls;
 mod wake;
+mod wire;
 
 pub use log::{Mark, PostgresLog};
 

@@ -6,17 +6,16 @@ use crate::postgres::PostgresOptions;
 use crate::postgres::connect::{Role, Session, connect};
 use crate::postgres::error::{STATEMENT_TIMEOUT, unavailable, within};
 use crate::postgres::log::Mark;
-use crate::postgres::row::{self, SnapshotText};
 use crate::postgres::sql::{ReadSql, quoted};
 use crate::postgres::wake::{Chore, HOLD, Pace, Wake};
-use futures_util::{FutureExt, StreamExt, TryStreamExt, stream::FuturesOrdered};
+use crate::postgres::wire::{Columns, Wire};
+use crate::postgres::{lease, row};
 use postbox_engine::{LogPage, PageBuilder, SourceError};
-use std::pin::Pin;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
-use tokio_postgres::types::ToSql;
-use tokio_postgres::{Row, RowStream, Statement};
+use tokio_postgres::Statement;
 
 /// Pages ready for the relay: its own buffer comes on top.
 const PAGES_READY_MAX: usize = 2;
@@ -30,40 +29,34 @@ const WIDTH_MAX: i64 = 1 << 18;
 /// What the reading task sends.
 pub(crate) type Pages = mpsc::Receiver<Result<LogPage<Mark>, SourceError>>;
 
-/// The reading connection with its statements.
-pub(crate) struct ReadSession {
-    pub(crate) session: Arc<Session>,
-    poll: Statement,
-    open: Statement,
-    floor: Statement,
-    late: Statement,
-    page: Statement,
+/// What a tenure reads, and as whom.
+pub(crate) struct Tenant {
+    pub(crate) options: Arc<PostgresOptions>,
+    pub(crate) owner: String,
+    pub(crate) epoch: i64,
+    pub(crate) reads: ReadSql,
 }
 
-impl ReadSession {
-    pub(crate) async fn open(options: &PostgresOptions, sql: &ReadSql) -> Result<ReadSession, SourceError> {
-        let session = connect(&options.url, Role::Reader, |_| ()).await?;
-        let all = async {
-            tokio::try_join!(
-                session.prepare(&sql.poll),
-                session.prepare(&sql.open),
-                session.prepare(&sql.floor),
-                session.prepare(&sql.late),
-                session.prepare(&sql.page)
-            )
-        };
-        let (poll, open, floor, late, page) = within(STATEMENT_TIMEOUT, "prepare to read", all).await?;
-        Ok(ReadSession { session: Arc::new(session), poll, open, floor, late, page })
+impl Tenant {
+    /// A reading connection with its statements prepared.
+    pub(crate) async fn open(&self) -> Result<Wire, SourceError> {
+        let session = connect(&self.options.url, Role::Reader, |_| ()).await?;
+        lease::same_server(&session, &self.options, &self.owner, self.epoch).await?;
+        let mut wire = session.into_wire().await?;
+        let ReadSql { poll, open, floor, late, page, .. } = &self.reads;
+        for (name, sql) in [("poll", poll), ("open", open), ("floor", floor), ("late", late), ("page", page)] {
+            wire.prepare(name, sql).await?;
+        }
+        Ok(wire)
     }
 }
 
 pub(crate) struct Reader {
-    options: Arc<PostgresOptions>,
-    sql: ReadSql,
-    session: Option<Arc<ReadSession>>,
+    tenant: Tenant,
+    /// Absent after a page was parked, or while it is in use.
+    wire: Option<Wire>,
     settler: Arc<Session>,
     barrier: Statement,
-    epoch: i64,
     wake: Arc<Wake>,
     pace: Pace,
     out: mpsc::Sender<Result<LogPage<Mark>, SourceError>>,
@@ -77,6 +70,9 @@ pub(crate) struct Reader {
     width: i64,
 }
 
+/// Columns of a poll's row before those of the event: snapshot, id sequence, events found, and the row's number.
+const HEAD_COLUMNS: usize = 4;
+
 /// What a poll found.
 enum Found {
     Nothing,
@@ -87,24 +83,20 @@ enum Found {
 
 impl Reader {
     pub(crate) async fn new(
-        options: Arc<PostgresOptions>,
-        sql: ReadSql,
-        session: ReadSession,
+        tenant: Tenant,
+        wire: Wire,
         settler: Arc<Session>,
         wake: Arc<Wake>,
         at: Mark,
-        epoch: i64,
     ) -> Result<(Reader, Pages), SourceError> {
-        let barrier = within(STATEMENT_TIMEOUT, "prepare to read", settler.prepare(&sql.barrier)).await?;
+        let barrier = within(STATEMENT_TIMEOUT, "prepare to read", settler.prepare(&tenant.reads.barrier)).await?;
         let (out, pages) = mpsc::channel(PAGES_READY_MAX);
         let reader = Reader {
-            width: i64::try_from(options.page_events_max).expect("a page's events are few"),
-            options,
-            sql,
-            session: Some(Arc::new(session)),
+            width: i64::try_from(tenant.options.page_events_max).expect("a page's events are few"),
+            tenant,
+            wire: Some(wire),
             settler,
             barrier,
-            epoch,
             wake,
             pace: Pace::new(Instant::now()),
             out,
@@ -132,14 +124,13 @@ impl Reader {
                 continue;
             }
             let begun = Instant::now();
-            let (found, xmin) = self.poll().await?;
+            let (found, xmin, took) = self.poll().await?;
             if let Found::Window(drawn) = found {
                 self.open(drawn).await?;
                 continue;
             }
             let events = if let Found::Events(n) = found { n } else { 0 };
-            let now = Instant::now();
-            let chore = self.pace.polled(now, now - begun, events, xmin, self.wake.listening());
+            let chore = self.pace.polled(Instant::now(), took, events, xmin, self.wake.listening());
             self.chore(chore).await?;
             // A notification that came during the poll is still there: `Notify` keeps one.
             let due = tokio::time::Instant::from_std(begun + self.pace.pause());
@@ -148,92 +139,91 @@ impl Reader {
     }
 
     /// Asks for what became visible since the last poll: one statement, whose own snapshot is the new `since`.
-    async fn poll(&mut self) -> Result<(Found, u64), SourceError> {
-        let reading = self.reading().await?;
-        let mut rows = request(&reading.session, &reading.poll, &[&SnapshotText(&self.at.since)]).await?;
-        let first = next(&mut rows).await?.ok_or_else(|| unavailable("PostgreSQL: a poll returned no row"))?;
-        let now: Arc<str> = first.get::<_, &str>(0).into();
-        let (xmin, drawn, found) = (xmin(&now), first.get(1), first.get::<_, Option<i64>>(2).unwrap_or_default());
-        if found == 0 {
+    /// Returns the snapshot's xmin and how long the answer took, too.
+    async fn poll(&mut self) -> Result<(Found, u64, Duration), SourceError> {
+        let (mut wire, asked) = (self.reading().await?, Instant::now());
+        wire.ask("poll", &[&self.at.since]).await?;
+        let mut first = wire.row().await?.ok_or_else(|| unavailable("PostgreSQL: a poll returned no row"))?;
+        let took = asked.elapsed();
+        let now: Arc<str> = first.text().expect("a snapshot is not null").into();
+        let (drawn, found) = (first.i64().unwrap_or_default(), first.i64().unwrap_or_default());
+        let (xmin, nth) = (xmin(&now), first.i64());
+        if nth.is_none() || found > i64::try_from(self.tenant.options.poll_events_max).expect("a poll's events are few")
+        {
+            wire.finish().await?;
+            self.wire = Some(wire);
+            if nth.is_some() {
+                return Ok((Found::Window(drawn), xmin, took));
+            }
             self.at = Mark { since: now, until: None, last_id: 0, drawn };
-            return Ok((Found::Nothing, xmin));
-        }
-        if found > i64::try_from(self.options.poll_events_max).expect("a poll's events are few") {
-            return Ok((Found::Window(drawn), xmin));
+            return Ok((Found::Nothing, xmin, took));
         }
         let events = Found::Events(usize::try_from(found).expect("a poll's events are few"));
         self.at = Mark { until: Some(now.clone()), last_id: 0, drawn, ..self.at.clone() };
-        self.take(&first, 4);
-        while let Some(row) = next(&mut rows).await? {
+        self.take(first);
+        while let Some(mut row) = wire.row().await? {
             if self.full() && !self.offer().await? {
-                return Ok((events, xmin)); // the rest is paged, once the relay takes pages again
+                return Ok((events, xmin, took)); // the rest is paged, once the relay takes pages again
             }
-            self.take(&row, 4);
+            row.nth(HEAD_COLUMNS - 1);
+            self.take(row);
         }
+        self.wire = Some(wire);
         self.at = Mark { since: now, until: None, last_id: 0, drawn };
         self.offer().await?;
-        Ok((events, xmin))
+        Ok((events, xmin, took))
     }
 
     /// Opens a large window. The barrier, a cursor row whose transaction is over before `until` is taken, holds the id
     /// sequence as it stood before: from it the window after this one learns where to begin.
     async fn open(&mut self, drawn: i64) -> Result<(), SourceError> {
-        let (stream, shard) = (&*self.options.stream, self.options.shard);
+        let (stream, shard) = (&*self.tenant.options.stream, self.tenant.options.shard);
         within(
             STATEMENT_TIMEOUT,
             "mark a window's begin",
-            self.settler.query_opt(&self.barrier, &[&stream, &shard, &self.epoch, &drawn]),
+            self.settler.query_opt(&self.barrier, &[&stream, &shard, &self.tenant.epoch, &drawn]),
         )
         .await?
         .ok_or_else(SourceError::lease_lost)?;
-        let reading = self.reading().await?;
-        let row = within(STATEMENT_TIMEOUT, "open a window", reading.session.query_one(&reading.open, &[])).await?;
-        self.at.until = Some(row.get::<_, &str>(0).into());
-        (self.at.last_id, self.at.drawn) = (0, row.get(1));
+        let mut wire = self.reading().await?;
+        let (until, drawn) = wire.one("open", &[], |mut row| (row.text().map(Arc::from), row.i64())).await?;
+        self.wire = Some(wire);
+        (self.at.until, self.at.last_id, self.at.drawn) = (until, 0, drawn.unwrap_or_default());
         Ok(())
     }
 
     /// Pages through the open window, from wherever it was left.
     async fn window(&mut self) -> Result<(), SourceError> {
-        let reading = self.reading().await?;
+        let mut wire = self.reading().await?;
         let until = self.at.until.clone().expect("a window is open");
         let since = self.at.since.clone();
         // All that `until` sees had its id drawn before it was taken, so before this.
-        self.at.drawn =
-            within(STATEMENT_TIMEOUT, "read the id sequence", reading.session.query_one(&reading.open, &[]))
-                .await?
-                .get(1);
-        let (stream, shard) = (&*self.options.stream, self.options.shard);
-        let floor: i64 = within(
-            STATEMENT_TIMEOUT,
-            "read where the window begins",
-            reading.session.query_one(&reading.floor, &[&stream, &shard, &SnapshotText(&since)]),
-        )
-        .await?
-        .get(0);
-        if !self.late(&reading, &since, &until, floor).await? || !self.young(reading, &since, &until, floor).await? {
+        self.at.drawn = wire.one("open", &[], |mut row| (row.text(), row.i64()).1).await?.unwrap_or_default();
+        let shard = self.tenant.options.shard.to_string();
+        let floor = [&*self.tenant.options.stream, &shard, &since];
+        let floor = wire.one("floor", &floor, |mut row| row.i64()).await?.unwrap_or_default();
+        if !self.late(&mut wire, &since, &until, floor).await? || !self.young(&mut wire, &since, &until, floor).await? {
             return Ok(()); // parked
         }
+        self.wire = Some(wire);
         self.at = Mark { since: until, until: None, last_id: 0, drawn: self.at.drawn };
         self.offer().await?;
         Ok(())
     }
 
     /// The window's events below its floor: of transactions that were running at `since`. False: parked.
-    async fn late(&mut self, reading: &ReadSession, since: &str, until: &str, floor: i64) -> Result<bool, SourceError> {
+    async fn late(&mut self, wire: &mut Wire, since: &str, until: &str, floor: i64) -> Result<bool, SourceError> {
         while self.at.last_id < floor && !since.ends_with(':') {
-            let from = self.at.last_id;
-            let (since, until) = (SnapshotText(since), SnapshotText(until));
-            let mut rows = request(&reading.session, &reading.late, &[&since, &until, &from, &floor]).await?;
+            wire.ask("late", &[since, until, &self.at.last_id.to_string(), &floor.to_string()]).await?;
             let mut events = 0;
-            while let Some(row) = next(&mut rows).await? {
+            while let Some(row) = wire.row().await? {
                 if self.full() && !self.offer().await? {
                     return Ok(false);
                 }
-                self.take(&row, 0);
+                self.take(row);
                 events += 1;
             }
-            if events < self.options.page_events_max {
+            if events < self.tenant.options.page_events_max {
                 break;
             }
             self.offer().await?;
@@ -242,38 +232,26 @@ impl Reader {
     }
 
     /// The window's events above its floor, by ranges of ids: the next request is known before the answer. False: parked.
-    async fn young(
-        &mut self,
-        reading: Arc<ReadSession>,
-        since: &Arc<str>,
-        until: &Arc<str>,
-        floor: i64,
-    ) -> Result<bool, SourceError> {
-        let (mut asked, upper) = (floor.max(self.at.last_id), self.at.drawn);
-        let mut requests = FuturesOrdered::new();
+    async fn young(&mut self, wire: &mut Wire, since: &str, until: &str, floor: i64) -> Result<bool, SourceError> {
+        let (mut next, upper) = (floor.max(self.at.last_id), self.at.drawn);
+        let mut asked = VecDeque::new();
         loop {
-            while requests.len() < REQUESTS_AHEAD && asked < upper {
-                let (from, to) = (asked, upper.min(asked + self.width));
-                let (reading, since, until) = (reading.clone(), since.clone(), until.clone());
-                requests.push_back(async move {
-                    let (since, until) = (SnapshotText(&since), SnapshotText(&until));
-                    request(&reading.session, &reading.page, &[&from, &to, &since, &until])
-                        .await
-                        .map(|rows| (rows, to - from, to))
-                });
-                asked = to;
+            while asked.len() < REQUESTS_AHEAD && next < upper {
+                let (from, to) = (next, upper.min(next + self.width));
+                wire.ask("page", &[&from.to_string(), &to.to_string(), since, until]).await?;
+                asked.push_back((to - from, to));
+                next = to;
             }
-            let Some(answer) = requests.next().await else { return Ok(true) };
-            let (mut rows, width, to) = answer?;
+            let Some((width, to)) = asked.pop_front() else { return Ok(true) };
             let (mut events, mut bytes) = (0, 0);
-            while let Some(row) = next(&mut rows).await? {
+            while let Some(row) = wire.row().await? {
                 if self.full() {
                     bytes += self.page.bytes();
                     if !self.offer().await? {
                         return Ok(false);
                     }
                 }
-                self.take(&row, 0);
+                self.take(row);
                 events += 1;
             }
             self.adapt(width, events, bytes + self.page.bytes());
@@ -288,7 +266,7 @@ impl Reader {
 
     /// Fits the next page requests to what this one of `width` ids returned.
     fn adapt(&mut self, width: i64, events: usize, bytes: usize) {
-        let (events_max, bytes_max) = (self.options.page_events_max, self.options.page_bytes_max);
+        let (events_max, bytes_max) = (self.tenant.options.page_events_max, self.tenant.options.page_bytes_max);
         if width != self.width {
             return; // asked for before the last change, or cut off by the window's end
         }
@@ -300,15 +278,15 @@ impl Reader {
     }
 
     fn full(&self) -> bool {
-        self.page.len() >= self.options.page_events_max || self.page.bytes() >= self.options.page_bytes_max
+        let options = &self.tenant.options;
+        self.page.len() >= options.page_events_max || self.page.bytes() >= options.page_bytes_max
     }
 
-    fn take(&mut self, row: &Row, first: usize) {
+    fn take(&mut self, event: Columns<'_>) {
         let index = u32::try_from(self.page.len()).expect("a page's events are few");
-        self.at.last_id = row::id(row, first).expect("id is not null");
-        if let Some(delay) = row::push(row, first, &mut self.page) {
-            self.delays.push((index, delay));
-        }
+        let (id, delay) = row::push(event, &mut self.page);
+        self.at.last_id = id;
+        self.delays.extend(delay.map(|delay| (index, delay)));
     }
 
     /// Gives the page out. False: nobody took it within `OPEN_MAX`, so the caller must let go of its answer; the page is
@@ -326,7 +304,6 @@ impl Reader {
                         Ok(true)
                     }
                     Err(_) => {
-                        self.session = None;
                         self.parked = page.ok();
                         Ok(false)
                     }
@@ -339,33 +316,40 @@ impl Reader {
         self.out.send(Ok(page)).await.map_err(|_| ended())
     }
 
-    /// The reading connection; made anew after a page was parked.
-    async fn reading(&mut self) -> Result<Arc<ReadSession>, SourceError> {
-        if let Some(reading) = &self.session {
-            return Ok(reading.clone());
+    /// The reading connection; made anew after a page was parked. Who took it puts it back, but after an error or in the
+    /// middle of an answer.
+    async fn reading(&mut self) -> Result<Wire, SourceError> {
+        match self.wire.take() {
+            Some(wire) => Ok(wire),
+            None => self.tenant.open().await,
         }
-        let reading = Arc::new(ReadSession::open(&self.options, &self.sql).await?);
-        self.session = Some(reading.clone());
-        Ok(reading)
     }
 
     /// The wake lease, on the settling connection: the reading one may have answers under way.
     async fn chore(&mut self, chore: Chore) -> Result<(), SourceError> {
-        let wake = format!("{}.wake", quoted(&self.options.schema));
+        let wake = format!("{}.wake", quoted(&self.tenant.options.schema));
         match chore {
             Chore::None => {}
             Chore::Hold => {
                 let ahead = i64::try_from(HOLD.as_millis()).expect("a few seconds");
-                within(STATEMENT_TIMEOUT, "set the wake lease", self.settler.execute(&self.sql.hold, &[&wake, &ahead]))
-                    .await?;
+                within(
+                    STATEMENT_TIMEOUT,
+                    "set the wake lease",
+                    self.settler.execute(&self.tenant.reads.hold, &[&wake, &ahead]),
+                )
+                .await?;
             }
             Chore::LieDown => {
-                within(STATEMENT_TIMEOUT, "end the wake lease", self.settler.execute(&self.sql.lie_down, &[&wake]))
-                    .await?;
+                within(
+                    STATEMENT_TIMEOUT,
+                    "end the wake lease",
+                    self.settler.execute(&self.tenant.reads.lie_down, &[&wake]),
+                )
+                .await?;
                 let row = within(
                     STATEMENT_TIMEOUT,
                     "take a transaction id",
-                    self.settler.query_one(&self.sql.transaction_id, &[]),
+                    self.settler.query_one(&self.tenant.reads.transaction_id, &[]),
                 )
                 .await?;
                 self.pace.closing(row.get::<_, &str>(0).parse().unwrap_or(u64::MAX));
@@ -382,22 +366,4 @@ fn ended() -> SourceError {
 /// The oldest transaction that a snapshot has running: the text begins with it.
 fn xmin(snapshot: &str) -> u64 {
     snapshot.split(':').next().and_then(|x| x.parse().ok()).unwrap_or_default()
-}
-
-/// Sends a statement; its rows come as they are asked for.
-pub(crate) async fn request(
-    session: &Session,
-    statement: &Statement,
-    parameters: &[&(dyn ToSql + Sync)],
-) -> Result<Pin<Box<RowStream>>, SourceError> {
-    let sent = session.query_raw(statement, parameters.iter().copied());
-    within(STATEMENT_TIMEOUT, "read events", sent).await.map(Box::pin)
-}
-
-/// The next row; a timer only where it is not there yet.
-pub(crate) async fn next(rows: &mut Pin<Box<RowStream>>) -> Result<Option<Row>, SourceError> {
-    match rows.try_next().now_or_never() {
-        Some(row) => row.map_err(|e| crate::postgres::error::failed("read events", e)),
-        None => within(STATEMENT_TIMEOUT, "read events", rows.try_next()).await,
-    }
 }

@@ -12,6 +12,24 @@ use tokio_postgres::types::{Format, FromSql, IsNull, ToSql, Type};
 /// Microseconds from 1970 to 2000, where PostgreSQL's time begins.
 const EPOCH_MICROS: i64 = 946_684_800_000_000;
 
+/// The columns of an event, as errors name them.
+const NAMES: [&str; 14] = [
+    "id",
+    "event_id",
+    "aggregate_type",
+    "aggregate_id",
+    "aggregate_seq",
+    "event_type",
+    "schema_version",
+    "payload",
+    "payload_binary",
+    "content_type",
+    "headers",
+    "destination",
+    "created_at",
+    "available_at",
+];
+
 /// A column as it came over the wire.
 struct Raw<'a>(&'a [u8]);
 
@@ -22,6 +40,11 @@ impl<'a> FromSql<'a> for Raw<'a> {
     fn accepts(_: &Type) -> bool {
         true
     }
+}
+
+/// The columns of a row that tokio-postgres read.
+pub(crate) fn columns(row: &Row) -> impl Iterator<Item = Option<&[u8]>> {
+    (0..row.len()).map(|n| row.get::<_, Option<Raw<'_>>>(n).map(|column| column.0))
 }
 
 /// A snapshot, sent as text: the server's own form is that too.
@@ -44,28 +67,27 @@ impl ToSql for SnapshotText<'_> {
     }
 }
 
-struct Columns<'a> {
-    row: &'a Row,
+/// Reads an event's columns one after another.
+struct Fields<I> {
+    columns: I,
     next: usize,
     /// The first column whose text is no UTF-8.
-    wrong: Option<&'a str>,
+    wrong: Option<&'static str>,
 }
 
-impl<'a> Columns<'a> {
+impl<'a, I: Iterator<Item = Option<&'a [u8]>>> Fields<I> {
     fn raw(&mut self) -> Option<&'a [u8]> {
-        let column = self.row.get::<_, Option<Raw<'a>>>(self.next);
         self.next += 1;
-        column.map(|c| c.0)
+        self.columns.next().expect("the statement returns an event's columns")
     }
     /// Text arrives in UTF-8 but from a database of encoding SQL_ASCII, which takes and gives any bytes.
     fn text(&mut self) -> Option<Cow<'a, str>> {
-        let (column, bytes) = (self.next, self.raw()?);
-        Some(self.utf8(column, bytes))
+        self.raw().map(|bytes| self.utf8(bytes))
     }
-    fn utf8(&mut self, column: usize, bytes: &'a [u8]) -> Cow<'a, str> {
+    fn utf8(&mut self, bytes: &'a [u8]) -> Cow<'a, str> {
         std::str::from_utf8(bytes).map_or_else(
             |_| {
-                self.wrong.get_or_insert(self.row.columns()[column].name());
+                self.wrong.get_or_insert(NAMES[self.next - 1]);
                 String::from_utf8_lossy(bytes)
             },
             Cow::Borrowed,
@@ -73,8 +95,8 @@ impl<'a> Columns<'a> {
     }
     /// jsonb, which begins with its version.
     fn headers(&mut self) -> Cow<'a, str> {
-        let (column, bytes) = (self.next, self.raw().unwrap_or_default());
-        self.utf8(column, bytes.get(1..).unwrap_or_default())
+        let bytes = self.raw().unwrap_or_default();
+        self.utf8(bytes.get(1..).unwrap_or_default())
     }
     fn i64(&mut self) -> Option<i64> {
         self.raw().map(|b| i64::from_be_bytes(b.try_into().expect("a bigint has eight bytes")))
@@ -84,22 +106,25 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// Copies the event whose columns begin at `first` into the page. Returns for how long it is not available yet.
-pub(crate) fn push(row: &Row, first: usize, page: &mut PageBuilder) -> Option<Duration> {
-    let mut columns = Columns { row, next: first, wrong: None };
-    let id = columns.i64().expect("id is not null");
-    let event_id = columns.raw().and_then(|b| b.try_into().ok()).expect("a uuid has sixteen bytes");
-    let (aggregate_type, aggregate_id) = (columns.text().unwrap_or_default(), columns.text().unwrap_or_default());
-    let aggregate_seq = columns.i64();
-    let event_type = columns.text().unwrap_or_default();
-    let schema_version = columns.i32().unwrap_or_default();
-    let (json, binary) = (columns.raw(), columns.raw());
-    let content_type = columns.text().unwrap_or_default();
-    let headers = columns.headers();
-    let destination = columns.text();
-    let created_at = columns.i64().unwrap_or_default().saturating_add(EPOCH_MICROS);
-    let delay = columns.i64();
-    let unreadable = columns.wrong.map(|name| format!("the column {name} of event {id} is not valid UTF-8"));
+/// Copies an event into the page. Returns its id, and for how long it is not available yet.
+pub(crate) fn push<'a>(
+    columns: impl Iterator<Item = Option<&'a [u8]>>,
+    page: &mut PageBuilder,
+) -> (i64, Option<Duration>) {
+    let mut fields = Fields { columns, next: 0, wrong: None };
+    let id = fields.i64().expect("id is not null");
+    let event_id = fields.raw().and_then(|b| b.try_into().ok()).expect("a uuid has sixteen bytes");
+    let (aggregate_type, aggregate_id) = (fields.text().unwrap_or_default(), fields.text().unwrap_or_default());
+    let aggregate_seq = fields.i64();
+    let event_type = fields.text().unwrap_or_default();
+    let schema_version = fields.i32().unwrap_or_default();
+    let (json, binary) = (fields.raw(), fields.raw());
+    let content_type = fields.text().unwrap_or_default();
+    let headers = fields.headers();
+    let destination = fields.text();
+    let created_at = fields.i64().unwrap_or_default().saturating_add(EPOCH_MICROS);
+    let delay = fields.i64();
+    let unreadable = fields.wrong.map(|name| format!("the column {name} of event {id} is not valid UTF-8"));
     page.push(&EventParts {
         id,
         event_id,
@@ -115,10 +140,5 @@ pub(crate) fn push(row: &Row, first: usize, page: &mut PageBuilder) -> Option<Du
         created_at,
         unreadable: unreadable.as_deref(),
     });
-    delay.map(|micros| Duration::from_micros(micros.max(1).unsigned_abs()))
-}
-
-/// The id of the row's event, whose columns begin at `first`.
-pub(crate) fn id(row: &Row, first: usize) -> Option<i64> {
-    row.get(first)
+    (id, delay.map(|micros| Duration::from_micros(micros.max(1).unsigned_abs())))
 }

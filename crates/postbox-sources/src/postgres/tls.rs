@@ -10,6 +10,7 @@ use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use tokio_postgres::Config;
@@ -75,6 +76,15 @@ impl Target {
     /// `Refused` when a file that the URL names cannot be used.
     pub(crate) fn check(&self) -> Result<(), SourceError> {
         if self.root.is_some() && self.protection != Protection::Plain { self.roots().map(drop) } else { Ok(()) }
+    }
+
+    /// The socket's file, where the host is a folder with one.
+    pub(crate) fn socket(&self) -> Option<PathBuf> {
+        let port = self.config.get_ports().first().unwrap_or(&5432);
+        match self.config.get_hosts() {
+            [Host::Unix(folder)] => Some(folder.join(format!(".s.PGSQL.{port}"))),
+            _ => None,
+        }
     }
 
     /// The hosts and ports, for people.

@@ -252,7 +252,7 @@ fn command(bin: &Path, folder: &Path, port: u16, options: &PgOptions) -> Vec<Str
     let mut settings = vec![
         ("listen_addresses".into(), "127.0.0.1".into()),
         ("port".into(), port.to_string()),
-        ("unix_socket_directories".into(), String::new()),
+        ("unix_socket_directories".into(), ".".into()), // in the data directory
         ("wal_level".into(), "logical".into()),
         ("max_prepared_transactions".into(), "20".into()),
         ("fsync".into(), if options.fsync { "on" } else { "off" }.into()),

@@ -1,6 +1,6 @@
 //! Case T1: TLS against a real server with a certificate of an authority of our own.
 
-use super::{Db, acquire, in_time};
+use super::{Db, acquire, drain, in_time};
 use postbox_engine::{Log, SourceErrorKind};
 use postbox_sources::postgres::{PostgresLog, PostgresOptions};
 use postbox_testkit::services::{PgVersion, Postgres};
@@ -37,14 +37,19 @@ async fn case_t1_the_servers_certificate_is_checked_as_the_url_says() {
     let ca = server.folder().join("data/ca.pem").display().to_string();
     let database = db.url.rsplit('/').next().unwrap();
     let url = |host: &str, options: &str| format!("postgres://postgres@{host}:{}/{database}?{options}", server.port());
+    let folder = server.folder().join("data").display().to_string().replace('/', "%2F");
     for good in [
         url("localhost", &format!("sslmode=verify-full&sslrootcert={ca}")),
         url("127.0.0.1", &format!("sslmode=verify-ca&sslrootcert={ca}")),
         url("127.0.0.1", "sslmode=require"),
+        format!("postgres://postgres@{folder}:{}/{database}", server.port()),
     ] {
         let log = PostgresLog::new(PostgresOptions::new(&good));
         acquire(&log).await;
-        let plain = "SELECT count(*) FROM pg_stat_activity a JOIN pg_stat_ssl s USING (pid) WHERE application_name LIKE 'postbox %' AND NOT ssl";
+        db.insert(1, 1).await;
+        assert_eq!(drain(&log, 1).await.len(), 1, "events come: {good}");
+        let plain = "SELECT count(*) FROM pg_stat_activity a JOIN pg_stat_ssl s USING (pid) WHERE application_name LIKE 'postbox %' \
+                     AND NOT ssl AND client_addr IS NOT NULL";
         assert_eq!(db.one::<i64>(plain).await, 0, "no connection is in plain text: {good}");
         log.release().await.unwrap();
     }
