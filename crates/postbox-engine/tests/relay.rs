@@ -94,6 +94,8 @@ struct Script {
     sent: Notify,
     prepared: AtomicUsize,
     limits: Limits,
+    /// What failures ask for.
+    retry_after: Option<Duration>,
 }
 
 impl Script {
@@ -104,6 +106,7 @@ impl Script {
             sent: Notify::new(),
             prepared: AtomicUsize::new(0),
             limits: Limits { batch_max, bytes_max: usize::MAX, in_flight_max: 4, keeps_key_order: true },
+            retry_after: None,
         }
     }
     fn sends(&self) -> usize {
@@ -136,7 +139,8 @@ impl Sink for Script {
         let answer = self.answers.lock().unwrap().pop_front();
         let Some((after, result)) = answer else { return pending().await };
         sleep(after).await;
-        batch.iter().map(|_| result.map_err(|kind| SendError::new(kind, "as the script says"))).collect()
+        let failed = |kind| SendError { retry_after: self.retry_after, ..SendError::new(kind, "as the script says") };
+        batch.iter().map(|_| result.map_err(failed)).collect()
     }
     async fn check(&self) -> Result<(), SendError> {
         Ok(())
@@ -278,6 +282,18 @@ async fn case_k1_during_an_outage_one_batch_probes_and_no_attempt_is_spent() {
     let (source, _, _) = relay.stop().await;
     let published = |ticket| (ticket, Verdict::Published);
     assert_eq!(source.verdicts(), [published(0), published(1), published(2), published(3)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn case_k9_a_receiver_that_asks_for_a_pause_gets_it() {
+    const ASKED: Duration = Duration::from_secs(120);
+    let out = [(1, Err(SendErrorKind::Unavailable)), (1, OK)];
+    let relay = Running::start(Told::with(&["a"]), Script { retry_after: Some(ASKED), ..Script::new(&out, 1) });
+    relay.sink.wait_for(2).await;
+    let sends = relay.sink.sends.lock().unwrap().clone();
+    let pause = sends[1].0 - sends[0].0;
+    assert!(pause >= ASKED && pause < ASKED + Duration::from_secs(1), "no pause of our own is as long: {pause:?}");
+    relay.stop().await.1.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,6 +1,7 @@
 //! How a command ends when it does not end well: one line that says what, one that says what mends it, an exit code.
 
 use crate::config::ConfigError;
+use crate::screen;
 use postbox_engine::SourceError;
 use std::error::Error;
 use std::fmt::Display;
@@ -50,9 +51,9 @@ impl Failure {
 
     /// Says it on stderr and gives the exit code.
     pub fn report(&self) -> ExitCode {
-        eprintln!("postbox: {}", self.what);
+        screen::tell(&format!("postbox: {}", self.what));
         if let Some(remedy) = &self.remedy {
-            eprintln!("  mend: {remedy}");
+            screen::tell(&format!("  mend: {remedy}"));
         }
         ExitCode::from(self.code as u8)
     }

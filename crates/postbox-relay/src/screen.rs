@@ -58,25 +58,26 @@ pub(crate) fn is_terminal() -> bool {
     io::stderr().is_terminal()
 }
 
-/// A closed stderr must not stop the relay.
+/// A line for people on stderr, where no relay runs.
+pub(crate) fn tell(text: &str) {
+    put(&format!("{text}\n"));
+}
+
+/// A closed or full stderr must not stop a relay or change an exit code, as `eprintln!` would.
 fn put(text: &str) {
     let mut stderr = io::stderr().lock();
     let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
 }
 
 impl Write for Screen {
-    /// The log writes each of its lines with one call.
+    /// The log writes each of its lines with one call. Never fails: see `put`.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let line = self.line();
-        let mut stderr = io::stderr().lock();
+        let (line, text) = (self.line(), String::from_utf8_lossy(bytes));
         if line.is_empty() {
-            stderr.write_all(bytes)?;
+            put(&text);
         } else {
-            stderr.write_all(CLEAR.as_bytes())?;
-            stderr.write_all(bytes)?;
-            stderr.write_all(format!("{line}\r").as_bytes())?;
+            put(&format!("{CLEAR}{text}{line}\r"));
         }
-        stderr.flush()?;
         Ok(bytes.len())
     }
 

@@ -120,9 +120,10 @@ impl WebhookSink {
         let mut headers = headers(message).map_err(|why| SendError::new(SendErrorKind::Rejected, why))?;
         let body = message.body().unwrap_or_default().to_vec();
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let bytes = body.len();
         self.signer.sign(&message.id_text(), seconds, &body, &mut headers);
         match self.client.post(url).headers(headers).body(body).send().await {
-            Ok(response) => place.status(response).await,
+            Ok(response) => place.status(response, bytes).await,
             Err(error) => Err(place.no_answer(&error)),
         }
     }

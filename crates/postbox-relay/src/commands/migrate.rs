@@ -4,6 +4,7 @@ use super::print;
 use crate::cli::MigrateArgs;
 use crate::config::{Config, show_duration};
 use crate::failure::Failure;
+use crate::screen;
 use postbox_sources::admin::{Migrated, Roles};
 
 pub(crate) async fn run(config: &Config, args: &MigrateArgs) -> Result<(), Failure> {
@@ -15,14 +16,16 @@ pub(crate) async fn run(config: &Config, args: &MigrateArgs) -> Result<(), Failu
     }
     let Migrated { from, to, retention_changed } = admin.migrate().await?;
     match from {
-        0 => eprintln!("the tables are there, at version {to}; next: postbox check"),
-        _ if from < to => eprintln!("the tables were at version {from} and are at {to} now"),
-        _ if !retention_changed => eprintln!("the tables are at version {to} already; nothing to do"),
+        0 => screen::tell(&format!("the tables are there, at version {to}; next: postbox check")),
+        _ if from < to => screen::tell(&format!("the tables were at version {from} and are at {to} now")),
+        _ if !retention_changed => screen::tell(&format!("the tables are at version {to} already; nothing to do")),
         _ => {}
     }
     if retention_changed {
         let retention = show_duration(config.source.retention);
-        eprintln!("published events stay for {retention} from now on; restart the relays that were told otherwise");
+        screen::tell(&format!(
+            "published events stay for {retention} from now on; restart the relays that were told otherwise"
+        ));
     }
     Ok(())
 }

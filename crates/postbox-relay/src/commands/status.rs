@@ -4,6 +4,7 @@ use super::{print, print_json, table};
 use crate::cli::OutputArgs;
 use crate::config::{Config, show_duration};
 use crate::failure::Failure;
+use crate::screen;
 use postbox_sources::admin::StreamStatus;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -14,7 +15,7 @@ pub(crate) async fn run(config: &Config, output: OutputArgs) -> Result<(), Failu
         return print_json(&status.iter().map(to_json).collect());
     }
     if status.is_empty() {
-        eprintln!("no stream yet: no relay has run on this database; start one with: postbox relay");
+        screen::tell("no stream yet: no relay has run on this database; start one with: postbox relay");
         return Ok(());
     }
     let errors = status.iter().filter_map(|s| Some(format!("{}: last error: {}\n", name(s), s.last_error.as_ref()?)));

@@ -2,6 +2,8 @@
 
 use crate::harness::{Folder, until};
 use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::process::Command;
 
 fn events(lines: &[String]) -> Vec<Value> {
     lines.iter().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect()
@@ -21,6 +23,22 @@ fn the_demo_shows_orders_in_order() {
     let status = folder.json(&["status", "--json"]);
     assert_eq!((status[0]["stream"].as_str(), status[0]["dead"].as_i64()), (Some("main"), Some(0)));
     relay.stop();
+}
+
+#[test]
+fn a_stderr_that_takes_nothing_stops_no_relay_and_changes_no_exit_code() {
+    let folder = Folder::new();
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut relay = folder.command(&["relay", "--demo"]).stderr(full()).spawn().unwrap();
+    let mut orders = BufReader::new(relay.stdout.take().unwrap()).lines();
+    (0..3).for_each(|_| assert!(orders.next().unwrap().unwrap().contains("order.")));
+    let term = Command::new("kill").arg(relay.id().to_string()).status().unwrap();
+    assert!(term.success() && relay.wait().unwrap().success());
+    let status = folder.json(&["status", "--json"]);
+    assert!(status[0]["owner"].is_null(), "the lease was handed over: {status}");
+    let wrong = folder.command(&["status", "--no-such-option"]).stderr(full()).status().unwrap();
+    let failed = folder.command(&["check", "--config", "nowhere.toml"]).stderr(full()).status().unwrap();
+    assert_eq!((wrong.code(), failed.code()), (Some(2), Some(2)));
 }
 
 #[test]

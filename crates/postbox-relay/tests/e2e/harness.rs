@@ -42,7 +42,7 @@ impl Folder {
         self.folder.path().join(name)
     }
 
-    fn command(&self, args: &[&str]) -> Command {
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_postbox"));
         command.args(args).current_dir(self.path()).env_clear().envs(self.environment.iter().cloned());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -194,7 +194,8 @@ fn case_o5_what_the_brokers_topic_refuses_for_size_is_dead_with_the_reason() {
     let trace = || folder.json(&["trace", id.trim(), "--json"])[0].clone();
     until("the event is dead", || trace()["state"] == "dead");
     let error = trace()["error"].as_str().unwrap().to_owned();
-    assert!(error.contains(&topic) && error.contains("bytes"), "{error}");
+    let size = format!("its body has {} bytes", big.len() + 2);
+    assert!(error.contains(&topic) && error.contains(&size), "{error}");
     Reader::new(&broker.bootstrap(), &topic).until_in_order(40);
     relay.stop();
 }

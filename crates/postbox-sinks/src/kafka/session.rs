@@ -375,7 +375,10 @@ impl ProducerContext for Context {
             Err((error, message)) => {
                 let code = error.rdkafka_error_code().unwrap_or(Code::Fail);
                 let why = lock(&shared.ended).as_ref().map(|ended| ended.why.clone());
-                let error = shared.answer(code, message.topic(), why.as_deref());
+                let mut error = shared.answer(code, message.topic(), why.as_deref());
+                if error.kind == SendErrorKind::Rejected {
+                    error.message += &format!("; its body has {} bytes", message.payload_len());
+                }
                 if matches!(error.kind, SendErrorKind::Unavailable | SendErrorKind::Unknown) {
                     shared.end(&error.message);
                 }

@@ -30,7 +30,8 @@ impl Place {
         Place(url.origin().ascii_serialization())
     }
 
-    pub(super) async fn status(&self, mut response: Response) -> Result<(), SendError> {
+    /// What the answer to a body of so many bytes means.
+    pub(super) async fn status(&self, mut response: Response, bytes: usize) -> Result<(), SendError> {
         let status = response.status();
         let retry_after = retry_after(response.headers());
         let mut read = 0;
@@ -40,12 +41,14 @@ impl Place {
                 break;
             }
         }
+        let too_large =
+            format!("; the body has {bytes} bytes: raise the receiver's limit, or make the payload smaller");
         let (kind, more) = match status.as_u16() {
             200..=299 => return Ok(()),
             300..=399 => (SendErrorKind::Failed, "; redirects are not followed, set the URL to where it leads"),
             401 | 403 => (SendErrorKind::Failed, "; does the receiver know the secret, and is its clock right?"),
             410 => (SendErrorKind::Rejected, "; the receiver wants no more events"),
-            413 => (SendErrorKind::Rejected, "; raise the receiver's limit, or make the payload smaller"),
+            413 => (SendErrorKind::Rejected, &*too_large),
             429 | 503 => (SendErrorKind::Unavailable, ""),
             _ => (SendErrorKind::Failed, ""),
         };

@@ -89,16 +89,17 @@ passed AS (
     coalesce((SELECT max(c.last_id) FROM "postbox_cursor" c WHERE c.stream = l.stream), 0) AS last_id
   FROM "postbox_lease" l, clock)
 SELECT stream, owner,
-  (now - (SELECT o.created_at FROM "postbox_outbox" o WHERE o.id > p.last_id ORDER BY o.id LIMIT 1)) / 1000.0 AS oldest_unpublished,
+  max(now - (SELECT min(t) FROM (SELECT max(o.created_at, coalesce(o.available_at, 0)) AS t FROM "postbox_outbox" o
+    WHERE o.id > p.last_id ORDER BY o.id LIMIT 10000)), 0) / 1000.0 AS oldest_unpublished,   -- of the next 10,000: the figure to alarm on
   max(coalesce((SELECT max(o.id) FROM "postbox_outbox" o), 0) - last_id, 0) AS pending,
   (SELECT count(*) FROM "postbox_held" h WHERE h.stream = p.stream AND h.state = 'retry') AS retry,
   (SELECT count(*) FROM "postbox_held" h WHERE h.stream = p.stream AND h.state = 'waiting') AS waiting,
   (SELECT count(*) FROM "postbox_held" h WHERE h.stream = p.stream AND h.state = 'delayed') AS delayed,
   (SELECT count(*) FROM "postbox_held" h WHERE h.stream = p.stream AND h.state = 'dead') AS dead,
-  (now - (SELECT o.created_at FROM "postbox_outbox" o WHERE o.id =
-    (SELECT min(+h.id) FROM "postbox_held" h WHERE h.stream = p.stream AND h.state IN ('retry', 'waiting')))) / 1000.0 AS oldest_held,
-  (now - (SELECT o.created_at FROM "postbox_outbox" o WHERE o.id =
-    (SELECT min(+h.id) FROM "postbox_held" h WHERE h.stream = p.stream AND h.state = 'dead'))) / 1000.0 AS oldest_dead,
+  max(now - (SELECT min(o.created_at) FROM "postbox_held" h JOIN "postbox_outbox" o ON o.id = h.id
+    WHERE h.stream = p.stream AND h.state IN ('retry', 'waiting')), 0) / 1000.0 AS oldest_held,
+  max(now - (SELECT min(o.created_at) FROM "postbox_held" h JOIN "postbox_outbox" o ON o.id = h.id
+    WHERE h.stream = p.stream AND h.state = 'dead'), 0) / 1000.0 AS oldest_dead,
   (now - (SELECT c.at FROM "postbox_cursor" c WHERE c.stream = p.stream AND c.last_id = p.last_id)) / 1000.0 AS last_settled,
   coalesce(p.error, (SELECT h.error FROM "postbox_held" h WHERE h.stream = p.stream AND h.state <> 'done' AND h.error IS NOT NULL
     ORDER BY h.at DESC LIMIT 1)) AS last_error              -- of the stream as a whole, or of the event that failed last

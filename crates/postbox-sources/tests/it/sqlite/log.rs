@@ -210,6 +210,25 @@ async fn case_o3_under_policy_block_a_dead_letter_holds_its_key() {
     assert_eq!(ids(log.held(&HeldQuery { open: vec![], ..query }).await.unwrap()), [0; 0]);
 }
 
+/// Writers give times of their own: one in the future hides no old event, and is not negative.
+#[tokio::test]
+async fn lag_is_that_of_the_oldest_event_whatever_the_first_one_says() {
+    let file = File::new();
+    let db = file.connect();
+    let written = |hours: i64| {
+        let sql = "INSERT INTO postbox_outbox (aggregate_type, aggregate_id, event_type, payload, created_at)
+                   VALUES ('order', ?1, 'placed', '{}', CAST((julianday('now', ?2) - 2440587.5) * 86400000 AS INTEGER))";
+        db.execute(sql, (hours.to_string(), format!("{hours} hours"))).unwrap();
+    };
+    drop(file.source("relay").await);
+    let lag = async || admin::status(&file.path, "postbox").await.unwrap()[0].oldest_unpublished.unwrap().as_secs();
+    written(2);
+    assert_eq!(lag().await, 0);
+    written(-3);
+    written(-1);
+    assert!((3 * 3600..3 * 3600 + 60).contains(&lag().await), "{}", lag().await);
+}
+
 #[tokio::test]
 async fn traces_tell_when_by_whom_and_how_often() {
     let file = File::new();
