@@ -59,8 +59,9 @@ pub(crate) fn uuid_text(id: [u8; 16]) -> [u8; 36] {
 pub struct Headers(Vec<u8>);
 
 impl Headers {
-    /// Names that postbox writes itself. A row that brought its own would say two things about one event.
-    pub const OWN: [&str; 8] = [
+    /// Names that postbox writes itself, over HTTP with dashes. A row that brought its own would say two things about one
+    /// event.
+    pub const OWN: [&str; 18] = [
         "event_id",
         "event_type",
         "aggregate_type",
@@ -68,8 +69,29 @@ impl Headers {
         "schema_version",
         "aggregate_seq",
         "replay",
-        "content-type",
+        "tombstone",
+        "ce_specversion",
+        "ce_id",
+        "ce_source",
+        "ce_type",
+        "ce_subject",
+        "ce_time",
+        "ce_datacontenttype",
+        "ce_schemaversion",
+        "ce_sequence",
+        "ce_replay",
     ];
+
+    /// Whether a name is one of [`Headers::OWN`], in any case of letters and with dashes for underscores too.
+    ///
+    /// ```
+    /// use postbox_engine::Headers;
+    /// assert!(Headers::is_own("event_id") && Headers::is_own("CE-Id") && !Headers::is_own("traceparent"));
+    /// ```
+    pub fn is_own(name: &str) -> bool {
+        let plain = |byte: u8| if byte == b'-' { b'_' } else { byte.to_ascii_lowercase() };
+        Headers::OWN.iter().any(|own| own.len() == name.len() && name.bytes().map(plain).eq(own.bytes()))
+    }
 
     /// None yet, in a buffer of `bytes` bytes: a header takes its name, its value and 8 bytes.
     pub fn with_capacity(bytes: usize) -> Headers {

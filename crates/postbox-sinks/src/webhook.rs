@@ -177,7 +177,7 @@ const REFUSED: [&str; 13] = [
 fn headers(message: &Message) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     for (name, value) in message.headers.iter() {
-        let own = Headers::OWN.contains(&name) || name.starts_with("ce_");
+        let own = Headers::is_own(name) || name.starts_with("ce_");
         let http = if own { name.replace('_', "-") } else { name.to_ascii_lowercase() };
         let dashes = http.replace('_', "-"); // some servers take one for the other
         if REFUSED.contains(&dashes.as_str()) || dashes.starts_with("webhook-") {

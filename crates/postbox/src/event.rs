@@ -12,9 +12,9 @@ pub type EventId = Uuid;
 /// KiB are left for these.
 pub const PAYLOAD_BYTES_MAX: usize = 1_000_000 - 16 * 1024;
 
-/// Names of headers that the relay writes itself, in any case of letters: an event that brought its own would say two
-/// things about itself.
-pub const HEADERS_RESERVED: [&str; 8] = [
+/// Names of headers that the relay writes itself, in any case of letters and with dashes for underscores too: an event that
+/// brought its own would say two things about itself.
+pub const HEADERS_RESERVED: [&str; 18] = [
     "event_id",
     "event_type",
     "aggregate_type",
@@ -22,8 +22,23 @@ pub const HEADERS_RESERVED: [&str; 8] = [
     "schema_version",
     "aggregate_seq",
     "replay",
-    "content-type",
+    "tombstone",
+    "ce_specversion",
+    "ce_id",
+    "ce_source",
+    "ce_type",
+    "ce_subject",
+    "ce_time",
+    "ce_datacontenttype",
+    "ce_schemaversion",
+    "ce_sequence",
+    "ce_replay",
 ];
+
+fn reserved(name: &str) -> bool {
+    let own = name.to_ascii_lowercase().replace('-', "_");
+    HEADERS_RESERVED.contains(&own.as_str())
+}
 
 /// An event to publish. Without a payload it is a tombstone.
 ///
@@ -234,7 +249,7 @@ fn check_header(name: &str, value: &str) -> Result<(), EventError> {
     let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
     let reason = if name.is_empty() || !name.bytes().all(token) {
         "its name is not one of ASCII letters, digits and -_. and the like"
-    } else if HEADERS_RESERVED.iter().any(|own| own.eq_ignore_ascii_case(name)) {
+    } else if reserved(name) {
         "postbox writes a header of this name itself; choose another name"
     } else if value.contains(['\r', '\n', '\0']) {
         "its value holds a line break or a zero byte"
@@ -322,7 +337,7 @@ mod tests {
             let error = wrong(&event().header("name", value));
             assert!(matches!(&error, EventError::Header { name, .. } if name == "name"), "{value:?}");
         }
-        for name in HEADERS_RESERVED.into_iter().chain(["Event_ID"]) {
+        for name in HEADERS_RESERVED.into_iter().chain(["Event_ID", "event-id", "Content-Type", "CE-Id"]) {
             let error = wrong(&event().header(name, "v"));
             assert!(matches!(&error, EventError::Header { reason, .. } if reason.contains("itself")), "{error}");
         }

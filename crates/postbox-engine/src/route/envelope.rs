@@ -203,7 +203,7 @@ impl<'de> Visitor<'de> for Text {
 
 /// The token of RFC 9110: what every broker and HTTP accept as a name.
 fn check_name(name: &str) -> Result<(), String> {
-    if Headers::OWN.iter().any(|own| own.eq_ignore_ascii_case(name)) {
+    if Headers::is_own(name) {
         return Err(format!("the name {name:?} is postbox's own"));
     }
     let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);

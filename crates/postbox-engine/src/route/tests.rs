@@ -128,6 +128,21 @@ fn plain_headers_say_only_what_is_not_usual() {
 }
 
 #[test]
+fn case_w5_no_name_that_is_written_here_may_come_from_a_row() {
+    let all = EventParts { content_type: "image/png", schema_version: 2, aggregate_seq: Some(7), ..parts() };
+    for envelope in [Envelope::Plain, Envelope::CloudEventsBinary, Envelope::CloudEventsStructured] {
+        let route = Route::new(vec![Rule { envelope, ..rule(None, None, "t") }]).unwrap();
+        let message = route.message(&Event::new(&all), true).unwrap();
+        assert!(message.headers.iter().count() > 0);
+        for (name, _) in message.headers.iter() {
+            let headers = format!(r#"{{"{name}":"forged"}}"#);
+            let refused = route.message(&Event::new(&EventParts { headers: &headers, ..parts() }), false);
+            assert!(refused.unwrap_err().to_string().contains("is postbox's own"), "{name}");
+        }
+    }
+}
+
+#[test]
 fn case_k10_own_headers_pass_in_order_and_may_repeat() {
     let headers = r#"{"traceparent":"00-ab-cd-01","x":"1","x":"","tenant":"zürich \"q\"\n"}"#;
     let message = message_in(Envelope::Plain, &EventParts { headers, ..parts() });

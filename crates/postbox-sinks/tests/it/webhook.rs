@@ -228,7 +228,7 @@ async fn case_k9_what_each_answer_means() {
         ("401 Unauthorized", Failed, None, "does the receiver know the secret"),
         ("404 Not Found", Failed, None, "404"),
         ("410 Gone", Rejected, None, "wants no more events"),
-        ("413 Too Large", Rejected, None, "bytes: raise the receiver's limit"),
+        ("413 Too Large", Rejected, None, "the body has 13 bytes: raise the receiver's limit"),
         ("422 Unprocessable", Failed, None, "422"),
     ] {
         let text: &'static str = format!("HTTP/1.1 {answer}\r\ncontent-length: 0\r\n\r\n").leak();

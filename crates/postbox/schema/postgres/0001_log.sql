@@ -40,7 +40,7 @@ RETURN CASE
   WHEN headers = '{}' THEN true
   WHEN jsonb_typeof(headers) <> 'object' THEN false
   ELSE NOT jsonb_path_exists(headers, '$.keyvalue() ? (!(@.key like_regex "^[-!#$%&''*+.^_`|~0-9A-Za-z]+$")
-    || @.key like_regex "^(event_id|event_type|aggregate_type|content[-_]type|schema_version|aggregate_seq|replay)$" flag "i"
+    || @.key like_regex "^(event[-_]id|event[-_]type|aggregate[-_]type|content[-_]type|schema[-_]version|aggregate[-_]seq|replay|tombstone|ce[-_](specversion|id|source|type|subject|time|datacontenttype|schemaversion|sequence|replay))$" flag "i"
     || @.value.type() != "string" || @.value like_regex "[\r\n]")') END;
 
 -- ---------------------------------------------------------------------------------------------------------------------
