@@ -81,6 +81,6 @@ fn announce(config: &Config, screen: &Screen, demo: bool) {
              postbox trace EVENT_ID",
         );
     } else if url.expose_secret() == DEFAULT_URL {
-        screen.say("no database is configured, so this is the file postbox.db; try: postbox relay --demo");
+        screen.say("this is the embedded default, the file postbox.db in this folder; try: postbox relay --demo");
     }
 }

@@ -42,6 +42,19 @@ fn a_stderr_that_takes_nothing_stops_no_relay_and_changes_no_exit_code() {
 }
 
 #[test]
+fn a_file_that_was_away_is_gone_on_with() {
+    let folder = Folder::new();
+    let relay = folder.leading_relay();
+    let (file, away) = (folder.file("postbox.db"), folder.file("away.db"));
+    std::fs::rename(&file, &away).unwrap();
+    relay.stderr.wait_for("no such file");
+    std::fs::rename(&away, &file).unwrap();
+    let id = folder.ok(&["publish", "order", "42", "order.placed", "{}"]).stdout;
+    relay.stdout.wait_for(id.trim());
+    relay.stop();
+}
+
+#[test]
 fn case_l4_sigterm_drains_and_ends_with_0() {
     let folder = Folder::new();
     let relay = folder.relay(&[]);

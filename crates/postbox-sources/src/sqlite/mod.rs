@@ -86,7 +86,10 @@ impl SqliteLog {
         work: impl FnOnce(&mut Worker) -> Result<T, SourceError> + Send + 'static,
     ) -> Result<T, SourceError> {
         let (answer, answered) = oneshot::channel();
-        let call = Request::Call(Box::new(move |worker| drop(answer.send(work(worker)))));
+        let call = Request::Call(Box::new(move |worker| {
+            let result = work(worker);
+            drop(answer.send(worker.judged(result)));
+        }));
         self.requests.send(call).map_err(|_| self.gone())?;
         answered.await.map_err(|_| self.gone())?
     }

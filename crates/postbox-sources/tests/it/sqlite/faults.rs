@@ -86,7 +86,17 @@ async fn a_file_replaced_under_the_relay_ends_its_tenure() {
     let error = soon(source.claim(LIMIT)).await.unwrap_err();
     assert_says(&error, SourceErrorKind::Unavailable, &["shop.db", "gone"]);
     let error = soon(source.acquire()).await.unwrap_err();
-    assert_says(&error, SourceErrorKind::Refused, &["no such file", "postbox migrate"]);
+    assert_says(&error, SourceErrorKind::Unavailable, &["no such file", "postbox migrate"]); // it has worked
+    std::fs::write(&file.path, "").unwrap();
+    let error = soon(source.acquire()).await.unwrap_err();
+    assert_says(&error, SourceErrorKind::Unavailable, &["postbox migrate"]);
+
+    let another = File::new();
+    insert(&another.connect(), "back", 1);
+    another.connect().query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
+    std::fs::rename(&another.path, &file.path).unwrap();
+    soon(source.acquire()).await.unwrap();
+    assert_eq!(publish(&source, 1).await, ["back 1"]);
 }
 
 /// A backup is written back into the file while the relay runs: new events get the numbers of lost ones, which the

@@ -165,7 +165,7 @@ const NOW: &str = "CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTE
 
 /// A newer postbox may have states that this one would take for something else.
 #[tokio::test]
-async fn a_held_state_that_is_not_known_is_refused_by_its_name() {
+async fn a_held_state_that_is_not_known_is_named_and_taken_for_no_other() {
     let file = File::new();
     insert(&file.connect(), "a", 1);
     let source = file.source("r").await;
@@ -175,7 +175,7 @@ async fn a_held_state_that_is_not_known_is_refused_by_its_name() {
     let sql = "PRAGMA ignore_check_constraints = on; UPDATE postbox_held SET state = 'parked'";
     file.connect().execute_batch(sql).unwrap();
     let error = soon(file.source("r").await.claim(LIMIT)).await.unwrap_err();
-    assert!(error.kind == SourceErrorKind::Refused && error.message.contains("\"parked\""), "{error}");
+    assert!(error.kind == SourceErrorKind::Unavailable && error.message.contains("\"parked\""), "{error}");
 }
 
 #[tokio::test]
