@@ -135,6 +135,9 @@ impl Location {
                 ":memory:" => Err(refused(
                     "a database in memory is gone with its connection; name a file, as in sqlite:postbox.db",
                 )),
+                path if path.contains('?') => Err(refused(
+                    "the database URL has options after ?, of which SQLite's takes none; write sqlite:postbox.db",
+                )),
                 path => Ok(Database::Sqlite(path.into())),
             };
         }
@@ -224,7 +227,7 @@ mod tests {
         for (url, path) in [("sqlite:a.db", "a.db"), ("sqlite://a/b.db", "a/b.db"), ("sqlite:///a/b.db", "/a/b.db")] {
             assert_eq!(location(url, None).sqlite_path(), Some(path.into()));
         }
-        for url in ["mysql://u:p@h/d", "", "nonsense", "sqlite:", "sqlite::memory:"] {
+        for url in ["mysql://u:p@h/d", "", "nonsense", "sqlite:", "sqlite::memory:", "sqlite:a.db?mode=ro"] {
             let error = location(url, None).database().err().unwrap();
             assert!(error.kind == SourceErrorKind::Refused && error.message.contains("sqlite:"), "{error}");
             assert!(!error.message.contains("u:p"), "{error}");
