@@ -23,6 +23,17 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Newer tables, tables that another script made, and everything SQLite has to say about the file.
 pub fn migrate(path: &Path, schema: &str) -> Result<i64, SourceError> {
     let database = Database::open_unchecked(path, schema, OpenFlags::SQLITE_OPEN_CREATE)?;
+    let current = |c: &Connection| {
+        let journal: String = c.pragma_query_value(None, "journal_mode", |row| row.get(0))?;
+        let found = version_of(c, schema)?;
+        if found == VERSION {
+            check_ledger(c, path, schema, found)?
+        }
+        Ok(found == VERSION && journal == "wal")
+    };
+    if database.attempt("read its version", current)? {
+        return Ok(VERSION); // without the lock, which a writer may have for long
+    }
     enter_wal(&database)?;
     // An event is as durable as the business data beside it: a commit is on the disk when it returns.
     // What a migration changes is on the disk when it returns.

@@ -64,6 +64,15 @@ async fn a_lock_that_is_never_given_back_is_named_and_nothing_is_lost() {
     assert_eq!(publish(&source, 2).await, ["a 1", "a 2"]);
 }
 
+/// The embedded default migrates at each start.
+#[test]
+fn a_current_file_is_migrated_without_the_lock_of_its_writers() {
+    let file = File::new();
+    let writer = file.connect();
+    writer.execute_batch("BEGIN IMMEDIATE").unwrap();
+    assert_eq!(migrate(&file.path, "postbox").unwrap(), version(&file.path, "postbox").unwrap());
+}
+
 /// Of the copies of a file, only the one at the path counts.
 #[tokio::test]
 async fn a_file_replaced_under_the_relay_ends_its_tenure() {
