@@ -133,14 +133,8 @@ async fn case_p3_text_that_is_no_utf8_spoils_its_row_alone(version: PgVersion) {
     assert_eq!(page.events[4].payload(), Some(&b"\"\xe9\""[..]), "a payload is bytes");
     // It is held under what can be read of it, and read again as it is.
     let mut changes = published(&page);
-    changes.held.push(HeldChange {
-        event: page.events[1].clone(),
-        state: HeldState::Retry,
-        attempts: 1,
-        due: Duration::ZERO,
-        error: Some("caf\u{e9}".into()),
-        sent: None,
-    });
+    let error = Some("caf\u{e9}".into());
+    changes.held.push(HeldChange { attempts: 1, error, ..HeldChange::new(page.events[1].clone(), HeldState::Retry) });
     log.record(&changes).await.unwrap();
     let due = log.held(&HeldQuery { limit: LIMIT, open: vec![], skip: vec![] }).await.unwrap();
     assert_eq!(due.events[0].event.unreadable(), wrong("aggregate_id", 2).as_deref());
@@ -179,14 +173,8 @@ async fn case_p3_text_without_utf8_is_refused_at_the_write_and_nothing_stands_st
     assert_eq!(page.events.len(), columns.len());
     assert!(page.events.iter().all(|e| e.aggregate_id() == "\u{20ac}" && e.unreadable().is_none()));
     let mut changes = published(&page);
-    changes.held.push(HeldChange {
-        event: page.events[0].clone(),
-        state: HeldState::Dead,
-        attempts: 1,
-        due: Duration::ZERO,
-        error: Some("\u{20ac} is no \u{2192}".into()),
-        sent: None,
-    });
+    let error = Some("\u{20ac} is no \u{2192}".into());
+    changes.held.push(HeldChange { attempts: 1, error, ..HeldChange::new(page.events[0].clone(), HeldState::Dead) });
     log.record(&changes).await.unwrap();
     let error: String = db.one("SELECT error FROM postbox.held").await;
     assert_eq!(error, r"\u{20ac} is no \u{2192}");
