@@ -40,7 +40,10 @@ impl ReadSql {
         let drawn = drawn(&schema);
         // After a rebase, older generations hold transaction ids of another cluster.
         let live = if generation > 0 { format!("bin >= {} AND ", 6 * generation) } else { String::new() };
-        let mine = if shards > 1 { format!("slot % {shards} = {shard} AND ") } else { String::new() };
+        let mine = match shards {
+            1 => String::new(),
+            _ => format!("{schema}.slot(aggregate_type, aggregate_id) % {shards} = {shard} AND "),
+        };
         let from = format!("FROM {schema}.outbox WHERE {live}{mine}");
         let n = poll_max + 1;
         ReadSql {

@@ -1,6 +1,7 @@
 //! Writers wake a sleeping relay, at no cost while it is awake, and never at the cost of their own transaction.
 
 use crate::db::Db;
+use postbox::schema::POSTGRES;
 use postbox_testkit::services::{PgOptions, PgVersion, Postgres};
 
 const PUBLISH: &str = "SELECT postbox.publish('a', '1', 'x')";
@@ -49,4 +50,37 @@ async fn case_d4_without_prepared_transactions_waking_is_on_by_itself() {
     let off = format!("SET postbox.wake = off; SELECT setval('postbox.wake', 1); {PUBLISH}; NOTIFY postbox, 'off'");
     client.batch_execute(&off).await.unwrap();
     assert_eq!(heard.recv().await.unwrap().payload(), "off");
+}
+
+/// Without a right on the sequence a writer cannot see the wake lease, and without a plain name of the schema the channel
+/// is named as it is all the same.
+#[tokio::test]
+async fn a_writer_without_rights_wakes_the_relay_of_any_schema() {
+    for version in PgVersion::ALL {
+        let db = Db::fresh(version).await;
+        let (owner, mut heard) = db.listener().await;
+        let name = "My \"own\" schema";
+        let s = postbox::schema::quote(name);
+        owner.batch_execute(&format!("CREATE SCHEMA {s}")).await.unwrap();
+        for step in POSTGRES {
+            owner.batch_execute(&step.sql(name)).await.unwrap();
+        }
+        let role = format!("waker_{}", std::process::id());
+        let setup = format!(
+            "DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '{role}') THEN CREATE ROLE {role}; END IF; END $$;
+             GRANT USAGE ON SCHEMA {s} TO {role}; GRANT INSERT ON {s}.outbox TO {role};
+             LISTEN {s}; SET postbox.wake = on; SET ROLE {role}"
+        );
+        owner.batch_execute(&setup).await.unwrap();
+        let write = format!("INSERT INTO {s}.outbox (aggregate_type, aggregate_id, event_type) VALUES ('a', '1', 'x')");
+        owner.batch_execute(&write).await.unwrap();
+        assert_eq!(heard.recv().await.unwrap().channel(), name);
+
+        // A lease that lies ahead is seen by the function that runs with the owner's rights.
+        let held = format!(
+            "RESET ROLE; SELECT setval('{s}.wake', 99999999999999); SET ROLE {role}; {write}; NOTIFY {s}, 'end'"
+        );
+        owner.batch_execute(&held).await.unwrap();
+        assert_eq!(heard.recv().await.unwrap().payload(), "end");
+    }
 }

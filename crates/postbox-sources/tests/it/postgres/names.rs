@@ -211,7 +211,11 @@ async fn shards_share_the_keys(version: PgVersion) {
         (options.shard, options.shards, options.page_events_max, options.poll_events_max) = (shard, 3, 100, 50);
         let log = PostgresLog::new(options);
         acquire(&log).await;
-        let own: i64 = db.one(&format!("SELECT count(*) FROM postbox.outbox WHERE slot % 3 = {shard}")).await;
+        let own: i64 = db
+            .one(&format!(
+                "SELECT count(*) FROM postbox.outbox WHERE postbox.slot(aggregate_type, aggregate_id) % 3 = {shard}"
+            ))
+            .await;
         ids.extend(super::drain(&log, usize::try_from(own).unwrap()).await);
     }
     ids.sort_unstable();
