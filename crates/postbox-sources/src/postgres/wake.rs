@@ -15,12 +15,12 @@ use tokio::sync::Notify;
 /// Between polls while events come: half of it is the price in latency, and 3 to 10 % of a core. The timer rounds up
 /// to the next millisecond.
 const PAUSE_BUSY: Duration = Duration::from_millis(1);
-/// Under load it grows to ten times what a poll's answer takes, within these: each poll, and the small batch that comes of
-/// it, takes from the writers what they need to commit, and where the machine is full, answers are slow.
+/// Under load it grows to 16 times what a poll's answer takes, within these: each poll, and the small batches that the broker
+/// gets of it, take from the writers what they need to commit, and where the machine is full, answers are slow.
 const PAUSE_LOADED: RangeInclusive<Duration> = Duration::from_millis(4)..=Duration::from_millis(32);
-const SHARE: u32 = 10;
+const SHARE: u32 = 16;
 /// Load is more than `LOAD` events for each millisecond of the pause, and more than a `BURST`; less than half of it is none.
-const LOAD: u128 = 4;
+const LOAD: u128 = 3;
 const BURST: u128 = 8;
 /// Between polls while awake and idle, also for ever where writers cannot notify: four statements a second.
 const PAUSE_IDLE: Duration = Duration::from_millis(250);
@@ -234,9 +234,9 @@ mod tests {
         };
         assert_eq!(pauses(MS / 2, &[1, 8, 3, 1]), [1, 1, 1, 1], "a thousand a second and a small burst");
         assert_eq!(pauses(MS / 2, &[40, 4, 1, 1]), [4, 1, 1, 1], "a large burst");
-        assert_eq!(pauses(MS, &[9, 20, 50, 45]), [4, 10, 10, 10], "five thousand a second, where there is room");
-        assert_eq!(pauses(4 * MS, &[80, 200, 150, 130]), [32, 32, 32, 32], "and where the machine is full");
-        assert_eq!(pauses(MS / 2, &[70, 20, 9]), [5, 5, 1], "there is room again, and less to do");
+        assert_eq!(pauses(MS / 2, &[9, 20, 40, 40]), [4, 8, 8, 8], "five thousand a second, where there is room");
+        assert_eq!(pauses(3 * MS, &[80, 300, 300, 200]), [32, 32, 32, 32], "and where the machine is full");
+        assert_eq!(pauses(MS / 2, &[100, 60, 10, 2]), [8, 8, 2, 1], "there is room again, and less to do");
     }
 
     #[test]
