@@ -64,7 +64,7 @@ pub struct Trace {
     pub relay: Option<String>,
     /// How often it was tried, as far as the tables tell.
     pub attempts: u32,
-    /// What the destination said last, if the event is held.
+    /// What the destination said last, if the event is held; none once it is published.
     pub error: Option<String>,
 }
 

@@ -308,7 +308,7 @@ BEGIN ATOMIC
     CASE WHEN h.state = 'done' THEN h.changed_at WHEN h.state IS NULL THEN c.at END,
     CASE WHEN h.state IS NULL THEN c.relay ELSE h.relay END,
     CASE WHEN h.state = 'done' THEN h.attempts + 1 WHEN h.state IS NOT NULL THEN h.attempts WHEN c.at IS NOT NULL THEN 1 ELSE 0 END,
-    h.error
+    CASE WHEN h.state <> 'done' THEN h.error END
   FROM {schema}.outbox o
   LEFT JOIN {schema}.lease l ON {schema}.slot(o.aggregate_type, o.aggregate_id) % l.shards = l.shard
   LEFT JOIN {schema}.held h ON h.stream = l.stream AND h.id = o.id

@@ -115,7 +115,7 @@ SELECT o.event_id, l.stream,
   strftime('%Y-%m-%dT%H:%M:%fZ', CASE WHEN h.state = 'done' THEN h.at WHEN h.state IS NULL THEN c.at END / 1000.0, 'unixepoch') AS published_at,
   coalesce(h.relay, c.relay) AS relay,
   CASE WHEN h.state = 'done' THEN h.attempts + 1 WHEN h.state IS NOT NULL THEN h.attempts WHEN c.last_id IS NOT NULL THEN 1 ELSE 0 END AS attempts,
-  h.error, o.id, o.aggregate_type, o.aggregate_id, o.event_type
+  CASE WHEN h.state <> 'done' THEN h.error END AS error, o.id, o.aggregate_type, o.aggregate_id, o.event_type
 FROM "postbox_outbox" o LEFT JOIN "postbox_lease" l ON true   -- stream is null as long as no relay has ever run
 LEFT JOIN "postbox_held" h ON h.stream = l.stream AND h.id = o.id
 LEFT JOIN "postbox_cursor" c ON c.stream = l.stream

@@ -16,6 +16,10 @@ async fn trace(client: &Client, event_id: &str) -> (String, Option<String>, i32,
     (row.get(0), row.get(1), row.get(2), row.get(3))
 }
 
+async fn last_error(client: &Client, event_id: &str) -> Option<String> {
+    client.query_one("SELECT error FROM postbox.trace($1::text::uuid)", &[&event_id]).await.unwrap().get(0)
+}
+
 fn published(relay: &str) -> (String, Option<String>, i32, bool) {
     ("published".into(), Some(relay.into()), 1, true)
 }
@@ -100,6 +104,7 @@ async fn held_events_are_told_by_their_rows() {
             client.execute("UPDATE postbox.held SET state = $1", &[&state]).await.unwrap();
             assert_eq!(trace(&client, &event).await, held(state, 2));
         }
+        assert_eq!(last_error(&client, &event).await.as_deref(), Some("refused"));
         let sql = "SELECT owner IS NULL, dead, retry, oldest_dead > interval '0', oldest_held IS NULL, last_settled > interval '0', pending FROM postbox.lag";
         let row = client.query_one(sql, &[]).await.unwrap();
         assert!(row.get::<_, bool>(0), "an owner whose lease has ended is none");
@@ -107,6 +112,7 @@ async fn held_events_are_told_by_their_rows() {
         assert!(row.get::<_, bool>(3) && row.get::<_, bool>(4) && row.get::<_, bool>(5));
         client.batch_execute("UPDATE postbox.held SET state = 'done'").await.unwrap();
         assert_eq!(trace(&client, &event).await, ("published".into(), Some("one".into()), 3, true));
+        assert_eq!(last_error(&client, &event).await, None, "that of an attempt before");
         let error = client.batch_execute("UPDATE postbox.held SET state = 'lost'").await.expect_err("no such state");
         assert_eq!(error.code().map(|c| c.code()), Some("23514"));
     }
