@@ -12,17 +12,14 @@ const CLEAR: &str = "\r\x1b[2K";
 pub(crate) struct Screen(Arc<Mutex<String>>);
 
 impl Screen {
-    /// Sends the log to stderr; `RUST_LOG` chooses what, `info` and above by default.
+    /// Sends the log to stderr.
     ///
     /// # Errors
-    /// `RUST_LOG` cannot be read.
+    /// See [`log_filter`].
     pub(crate) fn new() -> Result<Screen, Failure> {
-        let wrong = |error| Failure::usage(format!("environment variable RUST_LOG: {error}")).remedy("RUST_LOG=info");
-        let level = std::env::var("RUST_LOG").unwrap_or_default();
-        let filter = EnvFilter::try_new(if level.is_empty() { "info" } else { &level }).map_err(wrong)?;
         let screen = Screen::default();
         let writer = screen.clone();
-        let log = tracing_subscriber::fmt().with_env_filter(filter).with_target(false).with_ansi(is_terminal());
+        let log = tracing_subscriber::fmt().with_env_filter(log_filter()?).with_target(false).with_ansi(is_terminal());
         // A second call in one process (tests) keeps the first log.
         let _ = log.with_writer(move || writer.clone()).try_init();
         Ok(screen)
@@ -52,6 +49,17 @@ impl Screen {
     pub(crate) fn say(&self, text: &str) {
         let _ = writeln!(self.clone(), "{text}");
     }
+}
+
+/// What goes into the log: `RUST_LOG` chooses it, `info` and above by default.
+///
+/// # Errors
+/// `RUST_LOG` cannot be read.
+pub(crate) fn log_filter() -> Result<EnvFilter, Failure> {
+    let wrong = |why: String| Failure::usage(format!("environment variable RUST_LOG: {why}")).remedy("RUST_LOG=info");
+    let text = std::env::var_os("RUST_LOG").filter(|text| !text.is_empty()).unwrap_or_else(|| "info".into());
+    let text = text.into_string().map_err(|_| wrong("its value is not UTF-8".into()))?;
+    EnvFilter::try_new(text).map_err(|error| wrong(error.to_string()))
 }
 
 pub(crate) fn is_terminal() -> bool {

@@ -5,6 +5,7 @@ use crate::cli::OutputArgs;
 use crate::config::{Config, SinkName, StreamSection};
 use crate::failure::{Code, Failure};
 use crate::run::destination;
+use crate::screen::log_filter;
 use postbox_engine::Sink;
 use postbox_sources::admin::Finding;
 use serde_json::json;
@@ -19,6 +20,7 @@ pub(crate) async fn run(config: &Config, output: OutputArgs) -> Result<(), Failu
             findings.push(bad(what, remedy));
         }
     };
+    add(log_filter().map(|_| Vec::new())); // the relay would not start with a wrong one
     add(check_source(config).await);
     for (name, stream) in &config.stream {
         add(check_sink(name, stream).await);

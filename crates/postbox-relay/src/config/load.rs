@@ -2,6 +2,7 @@
 //! line, or the variable, and never shows a secret.
 
 use super::overlay::{Origin, Variables};
+use super::strangers;
 use super::units::{show_duration, show_size};
 use super::{Config, DatabaseUrl, RelaySection, RetrySection, Secret};
 use std::collections::BTreeMap;
@@ -23,7 +24,7 @@ pub struct ConfigError {
     pub remedy: String,
 }
 
-fn wrong(what: impl Into<String>, remedy: impl Into<String>) -> ConfigError {
+pub(super) fn wrong(what: impl Into<String>, remedy: impl Into<String>) -> ConfigError {
     ConfigError { what: what.into(), remedy: remedy.into() }
 }
 
@@ -33,6 +34,7 @@ fn wrong(what: impl Into<String>, remedy: impl Into<String>) -> ConfigError {
 /// # Errors
 /// What is wrong, where, and what mends it.
 pub fn load(file: Option<&Path>, environment: &BTreeMap<String, String>) -> Result<Config, ConfigError> {
+    strangers::refuse(environment)?;
     let (path, text) = find(file, environment)?;
     let mut config: Config = parse(&text, &path, environment)?;
     if config.source.url.is_none() && config.source.url_file.is_none() {
@@ -54,7 +56,7 @@ pub(super) fn overlaid(
 
 /// The file and its text; empty when none is named and none is there.
 fn find(file: Option<&Path>, environment: &BTreeMap<String, String>) -> Result<(PathBuf, String), ConfigError> {
-    let named = file.map(Path::to_path_buf).or_else(|| environment.get("POSTBOX_CONFIG").map(PathBuf::from));
+    let named = file.map(Path::to_path_buf).or_else(|| environment.get(strangers::CONFIG).map(PathBuf::from));
     let there = || Path::new(FILE).exists().then(|| FILE.into());
     let Some(path) = named.or_else(there) else { return Ok((FILE.into(), String::new())) };
     let remedy = "name another file with --config, or write one with: postbox config default > postbox.toml";

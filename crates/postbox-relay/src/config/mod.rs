@@ -5,6 +5,7 @@ mod load;
 mod overlay;
 mod show;
 mod sinks;
+mod strangers;
 #[cfg(test)]
 mod tests;
 mod units;

@@ -37,6 +37,29 @@ fn an_unknown_key_names_file_line_and_the_nearest() {
 }
 
 #[test]
+fn a_variable_that_nobody_reads_is_named_with_the_one_that_was_meant() {
+    for (name, meant) in [
+        ("POSTBOX_SOURCE_URL", "POSTBOX__SOURCE__URL"),
+        ("POSTBOX_SOURCE__URL", "POSTBOX__SOURCE__URL"),
+        ("POSTBOX_RELAY_LEESE", "POSTBOX__RELAY__LEASE"),
+        ("POSTBOX_STREAM_MAIN_KAFKA_BROKERS", "POSTBOX__STREAM__MAIN__KAFKA__BROKERS"),
+        ("POSTBOX_CONFIG_FILE", "POSTBOX_CONFIG"),
+    ] {
+        let folder = Folder::new().env(name, "sqlite:other.db");
+        for command in [&["relay"][..], &["migrate"], &["status"], &["check"], &["config", "print"]] {
+            folder.run(command).failed_with(2, &[name, &format!("did you mean {meant}?")]);
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is made");
+    }
+    // What is there without anybody's doing: the tests' own, and what Kubernetes sets beside a Service of this name.
+    let folder = Folder::new().env("POSTBOX_CACHE", "/tmp").env("POSTBOX_SERVICE_HOST", "10.0.0.7");
+    folder
+        .env("POSTBOX_RELAY_PORT_80_TCP", "tcp://10.0.0.7:80")
+        .env("POSTBOX_PORT", "tcp://10.0.0.7:80")
+        .ok(&["migrate"]);
+}
+
+#[test]
 fn usage_errors_end_with_2_and_say_what_to_write() {
     let folder = Folder::new();
     folder.run(&["relai"]).failed_with(2, &["relay"]);
@@ -95,10 +118,14 @@ fn a_wrong_configuration_is_refused_before_anything_is_made() {
 #[test]
 fn environment_variables_that_cannot_be_read_are_named() {
     use std::os::unix::ffi::OsStrExt;
-    let folder = Folder::new().env("RUST_LOG", "postbox=[");
-    folder.ended_relay(&[]).failed_with(2, &["RUST_LOG"]);
-    assert!(!folder.file("postbox.db").exists());
     let value = std::ffi::OsStr::from_bytes(b"sqlite:\xff.db");
+    for wrong in ["postbox=[".as_ref(), "postbox=loud".as_ref(), value] {
+        let folder = Folder::new().env("RUST_LOG", wrong);
+        folder.ended_relay(&[]).failed_with(2, &["RUST_LOG"]);
+        let check = folder.run(&["check"]);
+        assert!(check.code == Some(2) && check.stdout.contains("RUST_LOG"), "{check:?}");
+        assert!(!folder.file("postbox.db").exists());
+    }
     for name in ["DATABASE_URL", "POSTBOX__SOURCE__URL"] {
         Folder::new().env(name, value).run(&["status"]).failed_with(2, &[name, "UTF-8"]);
     }
