@@ -15,7 +15,7 @@ also as POSTBOX__SECTION__KEY; DATABASE_URL where no key names the database. `po
 
 Exit codes:
   0    done; for relay: stopped by a signal, with all in hand settled or given back
-  1    it could not be done; the last lines of stderr say why
+  1    it could not be done, or what was done could not be printed; the last lines of stderr say which and why
   2    the command line or the configuration is wrong, as far as that is known without connecting; nothing was changed
   3    check found something that must be mended, and no wrong configuration; trace found no such event
   128+ ended by a later second signal (130: Ctrl-C, 143: SIGTERM); what was in flight is sent again by the next relay

@@ -73,7 +73,7 @@ impl From<SourceError> for Failure {
 
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Failure {
-        Failure::failed(format!("writing the output: {error}"))
+        Failure::failed(format!("the output could not be written: {error}"))
     }
 }
 

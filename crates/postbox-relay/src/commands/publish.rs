@@ -11,10 +11,16 @@ use std::io::Read;
 pub(crate) async fn run(config: &Config, args: &PublishArgs) -> Result<(), Failure> {
     let event = event(args)?;
     crate::database::admin(config)?.publish(&event).await?;
-    match args.output.json {
-        true => print_json(&json!({ "event_id": event.id().to_string() })),
-        false => print(&format!("{}\n", event.id())),
-    }
+    let id = event.id();
+    let printed = match args.output.json {
+        true => print_json(&json!({ "event_id": id.to_string() })),
+        false => print(&format!("{id}\n")),
+    };
+    // A script that takes this for an event that is not there would write it twice.
+    printed.map_err(|failure| {
+        Failure::failed(format!("the event {id} is written and will be published; only {}", failure.what))
+            .remedy("do not publish it again; its id is in the line above")
+    })
 }
 
 fn event(args: &PublishArgs) -> Result<Event, Failure> {

@@ -106,6 +106,23 @@ fn case_w5_a_payload_too_large_is_refused_at_the_write_with_size_and_limit() {
     assert!(error.contains("PB001") && error.contains("1100002"), "{error}");
 }
 
+/// A script must not take it for an event that is not there.
+#[test]
+fn an_event_whose_id_cannot_be_printed_is_said_to_be_written() {
+    let folder = Folder::new();
+    folder.ok(&["migrate"]);
+    for args in [&["publish", "order", "1", "order.placed", "{}"][..], &["publish", "order", "1", "x", "{}", "--json"]]
+    {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = folder.command(args).stdout(full).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        let id = said.split_whitespace().find(|word| word.len() == 36).unwrap_or_else(|| panic!("no id in: {said}"));
+        assert!(said.contains("is written") && said.contains("do not publish it again"), "{said}");
+        assert_eq!(folder.json(&["trace", id, "--json"])[0]["state"], "pending");
+    }
+}
+
 /// Schema, stream and relay with names that would be statements.
 #[test]
 fn case_t5_names_from_the_configuration_are_quoted_or_refused() {
