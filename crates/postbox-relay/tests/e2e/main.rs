@@ -13,6 +13,7 @@ mod kafka;
 #[cfg(feature = "kafka")]
 mod kafka_trouble;
 mod mending;
+mod pooler;
 mod postgres;
 #[cfg(feature = "webhook")]
 mod troubles;

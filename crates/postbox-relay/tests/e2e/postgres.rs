@@ -24,7 +24,7 @@ pub(crate) fn execute(database: &str, sql: &str) -> Vec<Vec<Option<String>>> {
 }
 
 /// A relay that must end by itself, with 1 and all of these words.
-fn refused(folder: &Folder, words: &[&str]) {
+pub(crate) fn refused(folder: &Folder, words: &[&str]) {
     let mut relay = folder.relay(&[]);
     assert_eq!(relay.wait(), 1, "{}", relay.stderr.text());
     let said = relay.stderr.text();

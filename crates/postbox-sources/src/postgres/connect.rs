@@ -41,6 +41,8 @@ pub(crate) struct Session {
     pub(crate) client: Client,
     driver: JoinHandle<()>,
     stream: Shared,
+    /// Process id of the server's session, as it was when this one was set up.
+    pub(crate) backend: i32,
     /// The database's encoding may lack characters.
     narrow: bool,
 }
@@ -104,7 +106,7 @@ pub(crate) async fn connect(
         _ => Some(MakeRustlsConnect::new(target.tls()?)),
     };
     let (dial, doing) = (Dial::new(tls, &mut target.config), format!("connect to {}", target.places()));
-    let (session, raw) = match target.socket() {
+    let (mut session, raw) = match target.socket() {
         None => {
             let connecting = target.config.connect(dial.clone());
             let (client, connection) = within(CONNECT_TIMEOUT, &doing, connecting).await.map_err(unreachable)?;
@@ -118,7 +120,7 @@ pub(crate) async fn connect(
             drive(client, connection, &dial, on_notice)
         }
     };
-    greet(&session, role, raw).await?;
+    session.backend = greet(&session, role, raw).await?;
     Ok(session)
 }
 
@@ -140,7 +142,7 @@ fn drive<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
         on_notice(None);
     });
     let stream = dial.made().expect("a connection has a stream");
-    (Session { client, driver, stream, narrow }, raw)
+    (Session { client, driver, stream, backend: 0, narrow }, raw)
 }
 
 /// What may be wrong where nobody answered; what a server answered says it itself.
@@ -156,8 +158,8 @@ fn unreachable(mut error: SourceError) -> SourceError {
     error
 }
 
-/// Refuses servers whose snapshots would not say what the log rests on; then sets the session up.
-async fn greet(session: &Session, role: Role, raw: bool) -> Result<(), SourceError> {
+/// Refuses servers whose snapshots would not say what the log rests on; then sets the session up. Returns its process id.
+async fn greet(session: &Session, role: Role, raw: bool) -> Result<i32, SourceError> {
     let version = first_cell(session, "SELECT version()").await?;
     if let Some(why) = unfit(&version) {
         return Err(refused(why));
@@ -171,8 +173,23 @@ async fn greet(session: &Session, role: Role, raw: bool) -> Result<(), SourceErr
     }
     // A database of encoding SQL_ASCII takes any bytes; asked for UTF-8 it would fail the whole page that they are in.
     let encoding = if raw { "; SET client_encoding = SQL_ASCII" } else { "" };
-    let settings = format!("{}{encoding}", settings(role));
-    within(STATEMENT_TIMEOUT, "set the session up", session.batch_execute(&settings)).await
+    let settings = format!("{}{encoding}; SELECT pg_catalog.pg_backend_pid()", settings(role));
+    Ok(first_cell(session, &settings).await?.parse().unwrap_or_default())
+}
+
+/// What a pooler does that gives a client another of the server's sessions for each transaction.
+pub(crate) const POOLED: &str = "a pooler in transaction mode stands between (PgBouncer: pool_mode = transaction). \
+     Give source.url a pool in session mode, or the server's own address; source.listen_url for the listening connection alone does not do";
+
+/// Refuses a pooler that lends one of the server's sessions to several of ours, or several to one: settings, prepared
+/// statements and LISTEN would be another's. `now`: the process id of `session` as a statement just read it; `other`:
+/// that of a connection that is open beside it. What was set up is undone, since others get that session next.
+pub(crate) async fn require_own(session: &Session, now: i32, other: i32) -> Result<(), SourceError> {
+    if now == session.backend && now != other {
+        return Ok(());
+    }
+    let _ = within(STATEMENT_TIMEOUT, "reset the session", session.batch_execute("RESET ALL")).await;
+    Err(refused(format!("PostgreSQL: connections do not keep sessions of their own: {POOLED}")))
 }
 
 fn settings(role: Role) -> &'static str {
@@ -192,12 +209,13 @@ fn settings(role: Role) -> &'static str {
 }
 
 async fn first_cell(session: &Session, sql: &str) -> Result<String, SourceError> {
-    let messages = within(CONNECT_TIMEOUT, "ask the server for its version", session.simple_query(sql)).await?;
+    let messages = within(CONNECT_TIMEOUT, "set the session up", session.simple_query(sql)).await?;
     let cell = messages.iter().find_map(|m| match m {
         SimpleQueryMessage::Row(row) => row.get(0),
         _ => None,
     });
-    cell.map(str::to_string).ok_or_else(|| unavailable("PostgreSQL: the server does not tell its version"))
+    cell.map(str::to_string)
+        .ok_or_else(|| unavailable("PostgreSQL: the server answers nothing when the session is set up"))
 }
 
 /// Why a server that calls itself so cannot hold the log; `None` for PostgreSQL 14 and later.

@@ -1,6 +1,7 @@
 //! From PostgreSQL's errors to the engine's: what to do about it, and what an operator can do. A message names the
 //! statement's purpose, the server's words and the SQLSTATE; never a parameter, a row's content or a password.
 
+use crate::postgres::connect::POOLED;
 use postbox_engine::{SourceError, SourceErrorKind};
 use std::error::Error as _;
 use std::future::Future;
@@ -74,6 +75,9 @@ fn by_state(doing: &str, code: &SqlState, message: &str) -> (SourceErrorKind, St
         }
         c if *c == SqlState::INVALID_PASSWORD || *c == SqlState::INVALID_AUTHORIZATION_SPECIFICATION => {
             "check user, password and pg_hba.conf"
+        }
+        c if *c == SqlState::INVALID_SQL_STATEMENT_NAME || *c == SqlState::DUPLICATE_PSTATEMENT => {
+            return (SourceErrorKind::Refused, format!("{plain}: another's session answered, as where {POOLED}"));
         }
         c if *c == SqlState::INVALID_CATALOG_NAME => "create the database, or correct the URL",
         c if *c == SqlState::READ_ONLY_SQL_TRANSACTION => "the server takes no writes; connect to the primary",

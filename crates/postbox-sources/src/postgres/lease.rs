@@ -2,7 +2,7 @@
 //! database's clock alone decides when it ends; the relay counts its own time from before it asked.
 
 use crate::postgres::PostgresOptions;
-use crate::postgres::connect::Session;
+use crate::postgres::connect::{Session, require_own};
 use crate::postgres::error::{STATEMENT_TIMEOUT, refused, unavailable, within};
 use crate::postgres::sql::{SettleSql, quoted};
 use postbox_engine::SourceError;
@@ -44,15 +44,17 @@ pub(crate) async fn acquire(
     Ok(Err(Duration::from_secs_f64(remaining)))
 }
 
-/// A proxy in front may have sent this connection to another server, such as the old primary.
+/// A proxy in front may have sent this connection to another server, such as the old primary, or may give it none of its
+/// own. `settler`: the process id of the session that took the lease.
 pub(crate) async fn same_server(
     session: &Session,
+    settler: i32,
     options: &PostgresOptions,
     owner: &str,
     epoch: i64,
 ) -> Result<(), SourceError> {
     let sql = format!(
-        "SELECT 1 FROM {}.lease WHERE stream = $1 AND shard = $2 AND epoch = $3 AND owner = $4",
+        "SELECT pg_backend_pid() FROM {}.lease WHERE stream = $1 AND shard = $2 AND epoch = $3 AND owner = $4",
         quoted(&options.schema)
     );
     let found = within(
@@ -61,7 +63,8 @@ pub(crate) async fn same_server(
         session.query_opt(&sql, &[&&*options.stream, &options.shard, &epoch, &owner]),
     )
     .await?;
-    found.map(|_| ()).ok_or_else(|| {
+    let row = found.ok_or_else(|| {
         unavailable("PostgreSQL: connections to the same URL do not see the same lease: two servers answer there, or another relay was quicker")
-    })
+    })?;
+    require_own(session, row.get(0), settler).await
 }

@@ -152,10 +152,10 @@ impl PostgresLog {
         };
         let reads =
             ReadSql::new(&o.schema, identity.generation, o.shard, o.shards, o.poll_events_max, o.page_events_max);
-        let tenant = Tenant { options: o.clone(), owner: self.owner.clone(), epoch, reads };
+        let tenant = Tenant { options: o.clone(), owner: self.owner.clone(), epoch, settler: settler.backend, reads };
         let (wire, keeper) = tokio::try_join!(tenant.open(), async {
             let keeper = connect(&o.url, Role::Keeper, |_| ()).await?;
-            lease::same_server(&keeper, o, &self.owner, epoch).await?;
+            lease::same_server(&keeper, settler.backend, o, &self.owner, epoch).await?;
             Ok(Arc::new(keeper))
         },)?;
         let (settler, wake) = (Arc::new(settler), Arc::new(Wake::default()));

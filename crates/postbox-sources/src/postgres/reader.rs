@@ -34,6 +34,8 @@ pub(crate) struct Tenant {
     pub(crate) options: Arc<PostgresOptions>,
     pub(crate) owner: String,
     pub(crate) epoch: i64,
+    /// See `lease::same_server`.
+    pub(crate) settler: i32,
     pub(crate) reads: ReadSql,
 }
 
@@ -41,7 +43,7 @@ impl Tenant {
     /// A reading connection with its statements prepared.
     pub(crate) async fn open(&self) -> Result<Wire, SourceError> {
         let session = connect(&self.options.url, Role::Reader, |_| ()).await?;
-        lease::same_server(&session, &self.options, &self.owner, self.epoch).await?;
+        lease::same_server(&session, self.settler, &self.options, &self.owner, self.epoch).await?;
         let mut wire = session.into_wire().await?;
         let ReadSql { poll, open, floor, late, page, .. } = &self.reads;
         for (name, sql) in [("poll", poll), ("open", open), ("floor", floor), ("late", late), ("page", page)] {

@@ -5,6 +5,7 @@
 
 mod cache;
 mod kafka;
+mod pgbouncer;
 mod postgres;
 mod proxy;
 mod requests;
@@ -12,6 +13,7 @@ mod supervisor;
 mod wire;
 
 pub use kafka::{Kafka, KafkaOptions};
+pub use pgbouncer::PgBouncer;
 pub use postgres::{PgOptions, PgVersion, Postgres};
 pub use proxy::{Mode, Side, TcpProxy};
 pub use requests::Api;
@@ -29,6 +31,7 @@ pub fn ensure_all() -> Result<()> {
         eprintln!("services: PostgreSQL {version:?}: programs and an empty cluster");
         version.template().with_context(|| format!("PostgreSQL {version:?}"))?;
     }
+    pgbouncer::program().context("PgBouncer")?;
     eprintln!("services: Kafka: jars");
     kafka::jars().context("Kafka")?;
     eprintln!("services: all there");

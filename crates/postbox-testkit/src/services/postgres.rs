@@ -78,7 +78,7 @@ const NOBODY: &[&str] = &["setpriv", "--reuid=65534", "--regid=65534", "--clear-
 
 /// PostgreSQL refuses to run as root. In a user namespace it is somebody else, and its files stay root's; where root
 /// may make none (most containers), it becomes nobody, and its files are given away.
-fn as_ordinary_user() -> &'static [&'static str] {
+pub(super) fn as_ordinary_user() -> &'static [&'static str] {
     static PREFIX: OnceLock<&[&str]> = OnceLock::new();
     PREFIX.get_or_init(|| {
         let says = |words: &[&str]| Command::new(words[0]).args(&words[1..]).output();
@@ -91,7 +91,7 @@ fn as_ordinary_user() -> &'static [&'static str] {
 }
 
 /// Makes a folder the property of whom PostgreSQL runs as.
-fn give_away(folder: &Path) -> Result<()> {
+pub(super) fn give_away(folder: &Path) -> Result<()> {
     if as_ordinary_user() != NOBODY {
         return Ok(());
     }
