@@ -46,9 +46,11 @@ fn a_variable_that_nobody_reads_is_named_with_the_one_that_was_meant() {
         ("POSTBOX_CONFIG_FILE", "POSTBOX_CONFIG"),
     ] {
         let folder = Folder::new().env(name, "sqlite:other.db");
-        for command in [&["relay"][..], &["migrate"], &["status"], &["check"], &["config", "print"]] {
-            folder.run(command).failed_with(2, &[name, &format!("did you mean {meant}?")]);
+        let words = [name, &format!("did you mean {meant}?")];
+        for command in [&["migrate"][..], &["status"], &["check"], &["config", "print"]] {
+            folder.run(command).failed_with(2, &words);
         }
+        folder.ended_relay(&[]).failed_with(2, &words);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is made");
     }
     // What is there without anybody's doing: the tests' own, and what Kubernetes sets beside a Service of this name.

@@ -102,3 +102,17 @@ pub(crate) async fn within<T>(
         Err(_) => Err(unavailable(format!("PostgreSQL: could not {doing}: no answer within {limit:?}"))),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::answered;
+
+    #[test]
+    fn a_statement_of_another_session_names_the_pooler() {
+        for code in ["26000", "42P05"] {
+            let error = answered("read events", code, "prepared statement \"poll\"").message;
+            assert!(error.contains(code) && error.contains("pool_mode = transaction"), "{error}");
+        }
+        assert!(!answered("read events", "57014", "canceled").message.contains("pool_mode"));
+    }
+}
