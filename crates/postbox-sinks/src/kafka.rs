@@ -36,6 +36,7 @@ const CHECK_PAUSE: Duration = Duration::from_millis(200);
 /// Sends events to Kafka.
 pub struct KafkaSink {
     client: ClientConfig,
+    warning: Option<String>,
     place: Place,
     topics: Arc<Topics>,
     state: Mutex<State>,
@@ -56,6 +57,7 @@ impl KafkaSink {
         let batching = Batching::Full { bytes: config.batch_bytes_max };
         Ok(KafkaSink {
             client: config.client()?,
+            warning: config.warning(),
             place: Place { brokers: config.brokers.clone(), user: config.user.clone() },
             topics: Arc::default(),
             state: Mutex::new(State { session: None, batching, last_turn }),
@@ -99,6 +101,11 @@ impl KafkaSink {
                 state.session.insert(made).clone()
             }
         })
+    }
+
+    /// What the configuration states and its operator may regret.
+    pub fn warning(&self) -> Option<&str> {
+        self.warning.as_deref()
     }
 
     /// Why this can be no topic.

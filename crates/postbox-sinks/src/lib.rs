@@ -95,6 +95,17 @@ impl AnySink {
         }
     }
 
+    /// What the configuration states and its operator may regret. Asks nobody.
+    pub fn warning(&self) -> Option<&str> {
+        match self {
+            #[cfg(feature = "kafka")]
+            AnySink::Kafka(sink) => sink.warning(),
+            #[cfg(feature = "webhook")]
+            AnySink::Webhook(_) => None,
+            AnySink::Stdout(_) => None,
+        }
+    }
+
     /// Why this can be no destination of the sink, whatever is there. Asks nobody.
     pub fn unusable(&self, destination: &str) -> Option<String> {
         match self {

@@ -45,10 +45,13 @@ async fn check_source(config: &Config) -> Result<Vec<Finding>, Failure> {
 async fn check_sink(name: &str, stream: &StreamSection) -> Result<Vec<Finding>, Failure> {
     let what = format!("stream {name}: sink {}", stream.sink.as_str());
     let (sink, route) = destination(name, stream)?;
+    let warning = |warning| Finding { ok: true, what: format!("{what}: warning: {warning}"), remedy: None };
+    let mut findings = Vec::from_iter(sink.warning().map(warning));
     if let Err(error) = sink.check().await {
-        return Ok(vec![bad(format!("{what}: {error}"), None)]);
+        findings.push(bad(format!("{what}: {error}"), None));
+        return Ok(findings);
     }
-    let mut findings = vec![Finding { ok: true, what: format!("{what}: connected"), remedy: None }];
+    findings.push(Finding { ok: true, what: format!("{what}: connected"), remedy: None });
     match sink.check_destinations(&route.fixed_topics().collect::<Vec<_>>()).await {
         Ok(wrong) => findings.extend(wrong.into_iter().map(|wrong| bad(format!("{what}: {wrong}"), None))),
         Err(error) => findings.push(bad(format!("{what}: {error}"), None)),

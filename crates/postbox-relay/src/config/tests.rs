@@ -102,6 +102,7 @@ fn sink_table(sink: &str) -> Vec<&'static str> {
 fn the_sinks_tables_equal_the_codes_defaults() {
     // What has no default stands there as an example.
     let examples = [
+        "security",
         "ca_file",
         "certificate_file",
         "key_file",

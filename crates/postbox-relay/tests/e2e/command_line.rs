@@ -98,9 +98,18 @@ fn a_wrong_configuration_is_refused_before_anything_is_made() {
         (format!("{webhook}secret_file = \"nowhere\"\n"), &["`secret_file` nowhere"]),
         (format!("{webhook}{secret}ca_file = \"nowhere\"\n"), &["`ca_file` nowhere"]),
         (format!("[stream.main]\n{kafka}\"h:port\"\n"), &["`brokers`", "host:9092"]),
-        (format!("[stream.main]\n{kafka}\"h:9092\"\noptions = {{ no_such = \"1\" }}\n"), &["no_such"]),
         (
-            format!("[stream.main]\nroutes = [{{ topic = \"a b\" }}]\n{kafka}\"h:9092\"\n"),
+            format!("[stream.main]\n{kafka}\"h:9092, localhost:9092\"\n"),
+            &[
+                "stream.main",
+                "(h:9092)",
+                "set security = \"ssl\"",
+                "security = \"plaintext\" if plain text is really meant",
+            ],
+        ),
+        (format!("[stream.main]\n{kafka}\"localhost:9092\"\noptions = {{ no_such = \"1\" }}\n"), &["no_such"]),
+        (
+            format!("[stream.main]\nroutes = [{{ topic = \"a b\" }}]\n{kafka}\"localhost:9092\"\n"),
             &["stream.main.routes", "\"a b\""],
         ),
         ("[stream.main]\nroutes = [{ topic = \"{no_such}\" }]\n".into(), &["stream.main.routes", "{no_such}"]),
@@ -115,6 +124,24 @@ fn a_wrong_configuration_is_refused_before_anything_is_made() {
         assert_eq!(folder.run(&["check"]).code, Some(2), "{config}");
         assert_eq!(made(), before, "{config}");
     }
+}
+
+#[cfg(feature = "kafka")]
+#[test]
+fn case_t1_check_warns_once_of_plain_text_that_leaves_this_machine() {
+    let warnings = |place: &str| {
+        let folder = Folder::new().env("POSTBOX__STREAM__MAIN__SINK", "kafka");
+        let folder = folder.env("POSTBOX__STREAM__MAIN__KAFKA__BROKERS", place);
+        let check = folder.env("POSTBOX__STREAM__MAIN__KAFKA__SECURITY", "plaintext").run(&["check"]);
+        assert_eq!(check.code, Some(3), "{check:?}"); // nobody is there
+        check.stdout.lines().filter(|line| line.contains("plain text")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let warned = warnings("kafka-1.invalid:9092, kafka-2.invalid:9092");
+    assert!(
+        matches!(&warned[..], [line] if line.contains("main: sink kafka: warning: events go to kafka-1.invalid:9092, kafka-2.invalid:9092 in")),
+        "{warned:?}"
+    );
+    assert!(warnings("localhost:1").is_empty());
 }
 
 #[test]

@@ -7,6 +7,7 @@ use secrecy::SecretString;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -25,8 +26,9 @@ pub struct KafkaConfig {
     /// Messages of one partition travel together up to this size; it must not exceed the topics' `max.message.bytes`.
     #[serde(default = "default_bytes_max")]
     pub batch_bytes_max: usize,
+    /// Unset: plain text where all `brokers` are this machine; needed where one is not.
     #[serde(default)]
-    pub security: Security,
+    pub security: Option<Security>,
     /// Certificates that the brokers' must lead to; by default those of the system.
     #[serde(default)]
     pub ca_file: Option<PathBuf>,
@@ -49,10 +51,9 @@ pub struct KafkaConfig {
 }
 
 /// How connections are protected.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Security {
-    #[default]
     Plaintext,
     /// TLS; the broker's certificate and host name are verified.
     Ssl,
@@ -145,16 +146,22 @@ fn instead(option: &str) -> Option<&'static str> {
 /// librdkafka's copy of what is on its way. The relay's own bound comes on top.
 const QUEUE_KBYTES: usize = 16 << 10;
 
-/// Whether it is a host, and behind a colon a port. librdkafka would try another port, or wait for a broker for ever.
-fn is_place(broker: &str) -> bool {
+/// The host of a broker that is written as one, with or without a port. librdkafka would try another port for one that is
+/// not, or wait for a broker for ever.
+fn host(broker: &str) -> Option<&str> {
     let place = broker.split_once("://").map_or(broker, |(_, place)| place);
     let (host, port) = match place.rsplit_once(':') {
         Some((host, port)) if !port.contains(']') => (host, port),
         _ => (place, "9092"),
     };
-    let bracketed = host.starts_with('[') && host.ends_with(']');
-    let plain = !host.is_empty() && !host.contains([':', '/', ' ']);
-    (plain || bracketed) && port.parse::<u16>().is_ok_and(|port| port > 0)
+    let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let plain = Some(host).filter(|host| !host.is_empty() && !host.contains([':', '/', ' ']));
+    bracketed.or(plain).filter(|_| port.parse::<u16>().is_ok_and(|port| port > 0))
+}
+
+/// What is sent to it does not leave this machine.
+fn is_local(host: &str) -> bool {
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 impl KafkaConfig {
@@ -167,7 +174,7 @@ impl KafkaConfig {
         if self.brokers.trim().is_empty() {
             return Err(KafkaConfig::error("`brokers` is empty; write \"host:9092\""));
         }
-        if let Some(wrong) = self.brokers.split(',').find(|broker| !is_place(broker.trim())) {
+        if let Some(wrong) = self.brokers.split(',').find(|broker| host(broker.trim()).is_none()) {
             return Err(KafkaConfig::error(format!("`brokers`: {wrong:?} is no broker; write \"host:9092\"")));
         }
         for (name, bytes) in [("message_bytes_max", self.message_bytes_max), ("batch_bytes_max", self.batch_bytes_max)]
@@ -213,7 +220,7 @@ impl KafkaConfig {
                 client.set(name, value);
             }
         }
-        self.protect(&mut client)?;
+        self.protect(self.security()?, &mut client)?;
         // Found now, not at the first event. The value is not quoted: it may be secret.
         let unknown = |e: rdkafka::error::KafkaError| match e {
             rdkafka::error::KafkaError::ClientConfig(_, why, name, _) => KafkaConfig::error(format!("{name}: {why}")),
@@ -223,9 +230,41 @@ impl KafkaConfig {
         Ok(client)
     }
 
+    /// Brokers that are not this machine, for people.
+    fn elsewhere(&self) -> Option<String> {
+        let brokers = self.brokers.split(',').map(str::trim);
+        let far: Vec<&str> = brokers.filter(|broker| !host(broker).is_some_and(is_local)).collect();
+        (!far.is_empty()).then(|| far.join(", "))
+    }
+
+    /// Plain text leaves this machine only where that is stated.
+    fn security(&self) -> Result<Security, BuildError> {
+        match (self.security, self.elsewhere()) {
+            (Some(stated), _) => Ok(stated),
+            (None, None) => Ok(Security::Plaintext),
+            (None, Some(brokers)) => Err(KafkaConfig::error(format!(
+                "`security` is not stated, and not all brokers are this machine ({brokers}); set security = \"ssl\" or \
+                 \"sasl_ssl\", or security = \"plaintext\" if plain text is really meant"
+            ))),
+        }
+    }
+
+    /// What the operator has stated and may regret.
+    pub(super) fn warning(&self) -> Option<String> {
+        let what = match (self.security?, self.mechanism) {
+            (Security::Ssl | Security::SaslSsl, _) => return None,
+            (Security::SaslPlaintext, Mechanism::Plain) => "events and the password",
+            (Security::Plaintext | Security::SaslPlaintext, _) => "events",
+        };
+        let brokers = self.elsewhere()?;
+        Some(format!(
+            "{what} go to {brokers} in plain text, as `security` says: anybody on the way can read and change them"
+        ))
+    }
+
     #[cfg(not(feature = "kafka-tls"))]
-    fn protect(&self, _: &mut ClientConfig) -> Result<(), BuildError> {
-        let asked = self.security != Security::Plaintext
+    fn protect(&self, security: Security, _: &mut ClientConfig) -> Result<(), BuildError> {
+        let asked = security != Security::Plaintext
             || self.user.is_some()
             || self.options.keys().any(|name| name.starts_with("ssl.") || name.starts_with("sasl."));
         if asked {
@@ -238,9 +277,9 @@ impl KafkaConfig {
     }
 
     #[cfg(feature = "kafka-tls")]
-    fn protect(&self, client: &mut ClientConfig) -> Result<(), BuildError> {
-        let sasl = matches!(self.security, Security::SaslPlaintext | Security::SaslSsl);
-        let protocol = match self.security {
+    fn protect(&self, security: Security, client: &mut ClientConfig) -> Result<(), BuildError> {
+        let sasl = matches!(security, Security::SaslPlaintext | Security::SaslSsl);
+        let protocol = match security {
             Security::Plaintext => "plaintext",
             Security::Ssl => "ssl",
             Security::SaslPlaintext => "sasl_plaintext",
@@ -254,7 +293,7 @@ impl KafkaConfig {
         ];
         for (setting, name, file) in files {
             let Some(file) = file else { continue };
-            if !matches!(self.security, Security::Ssl | Security::SaslSsl) {
+            if !matches!(security, Security::Ssl | Security::SaslSsl) {
                 return Err(KafkaConfig::error(format!(
                     "`{name}` without TLS; set security = \"ssl\" or \"sasl_ssl\""
                 )));
@@ -322,7 +361,10 @@ mod tests {
     use super::*;
 
     fn config(more: &str) -> Result<KafkaConfig, serde_json::Error> {
-        serde_json::from_str(&format!(r#"{{"brokers": "b:9092"{more}}}"#))
+        serde_json::from_str(&format!(r#"{{"brokers": "localhost:9092"{more}}}"#))
+    }
+    fn at(brokers: &str, security: Option<Security>) -> KafkaConfig {
+        KafkaConfig { brokers: brokers.into(), security, ..config("").unwrap() }
     }
     fn refused(more: &str) -> String {
         config(more).unwrap().client().unwrap_err().to_string()
@@ -380,7 +422,7 @@ mod tests {
 
     #[test]
     fn brokers_are_hosts_with_ports() {
-        let client = |brokers: &str| KafkaConfig { brokers: brokers.into(), ..config("").unwrap() }.client();
+        let client = |brokers: &str| at(brokers, Some(Security::Plaintext)).client();
         for good in ["b", "b:9092, c:9093", "PLAINTEXT://b:1", "[::1]:9092", "10.0.0.1:65535"] {
             client(good).unwrap();
         }
@@ -388,6 +430,29 @@ mod tests {
             let text = client(bad).unwrap_err().to_string();
             assert!(text.contains("is no broker; write"), "{bad}: {text}");
         }
+    }
+
+    #[test]
+    fn case_t1_plain_text_leaves_this_machine_only_where_that_is_stated() {
+        for here in ["localhost", "localhost:9092, 127.3.2.1:1", "[::1]:9092", "PLAINTEXT://localhost:1"] {
+            at(here, None).client().unwrap();
+            assert_eq!(at(here, Some(Security::Plaintext)).warning(), None, "{here}");
+        }
+        for far in
+            ["b", "10.0.0.1:1", "[2001:db8::1]:9092", "PLAINTEXT://b:1", "localhost.b:1", "127.0.0.1.b", "0.0.0.0:1"]
+        {
+            let brokers = format!("localhost:9092, {far}");
+            let text = at(&brokers, None).client().unwrap_err().to_string();
+            assert!(text.contains(&format!("({far})")) && text.contains("security = \"plaintext\" if"), "{text}");
+            at(&brokers, Some(Security::Plaintext)).client().unwrap();
+            let warned = |security| at(&brokers, Some(security)).warning();
+            let text = warned(Security::Plaintext).unwrap();
+            assert!(text.starts_with(&format!("events go to {far} in plain text")), "{text}");
+            assert_eq!(warned(Security::SaslPlaintext), Some(text));
+            assert_eq!((warned(Security::Ssl), warned(Security::SaslSsl)), (None, None));
+        }
+        let login = KafkaConfig { mechanism: Mechanism::Plain, ..at("b", Some(Security::SaslPlaintext)) };
+        assert!(login.warning().unwrap().starts_with("events and the password go to b in"));
     }
 
     #[cfg(not(feature = "kafka-tls"))]
