@@ -77,7 +77,8 @@ async fn pump(
 #[tokio::test(flavor = "multi_thread")]
 async fn the_partition_is_that_of_java_clients() {
     // Apache Kafka, UtilsTest.testMurmur2.
-    const JAVA: [(&str, i32); 6] = [
+    const JAVA: [(&str, i32); 7] = [
+        ("", 275_646_681), // empty is a key, too: its events stay together
         ("21", -973_932_308),
         ("foobar", -790_332_482),
         ("a-little-bit-long-string", -985_981_536),
@@ -112,6 +113,8 @@ async fn case_k10_keys_payloads_and_headers_arrive_as_they_are() {
         message(&topic, 3, "ключ\u{0}", &[0, 255, 254]),
         routed(&topic, Envelope::CloudEventsBinary, &parts(4, "k", Some(b"1"))),
         routed(&topic, Envelope::CloudEventsStructured, &parts(5, "k", Some(b"1"))),
+        routed(&topic, Envelope::CloudEventsBinary, &parts(6, "k", None)),
+        routed(&topic, Envelope::CloudEventsStructured, &parts(7, "k", None)),
     ];
     assert!(within(sink(&Kafka::shared().bootstrap()).send(&batch)).await.iter().all(Result::is_ok));
     let seen = seen(&topic, 1);
@@ -120,6 +123,9 @@ async fn case_k10_keys_payloads_and_headers_arrive_as_they_are() {
         payloads[..4],
         [Some(&b"{\"n\": 9007199254740993}"[..]), Some(&b""[..]), None, Some(&[0, 255, 254][..])]
     );
+    assert_eq!(payloads[6], None);
+    let document = std::str::from_utf8(payloads[7].unwrap()).unwrap();
+    assert!(document.starts_with("{\"specversion\"") && !document.contains("\"data\""), "{document}");
     let keys: Vec<_> = seen.iter().map(|m| m.key.as_deref().unwrap()).collect();
     assert_eq!(keys[..4], [&b"k"[..], b"", b"k", "ключ\u{0}".as_bytes()]);
     let names: Vec<_> = seen[0].headers.iter().map(|(name, _)| name.as_str()).collect();
