@@ -42,7 +42,7 @@ fn ready(stream: &str, kafka: &str) -> (Folder, String, String) {
 pub(crate) struct Arrived {
     key: String,
     event_id: String,
-    payload: String,
+    pub(crate) payload: String,
 }
 
 /// Reads a topic from its begin.

@@ -5,6 +5,7 @@ use crate::harness::{Folder, Running, until};
 use crate::kafka::{Reader, main_status, to_topic, topic_name, write};
 use crate::postgres::execute;
 use postbox_testkit::services::{Api, Kafka, KafkaOptions, Mode, Side, TcpProxy};
+use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -27,11 +28,16 @@ struct Scene {
 
 impl Scene {
     fn set(broker: &Kafka, lease: &str, send_timeout: &str) -> Scene {
+        Scene::with(broker, &[("LEASE", lease), ("SEND_TIMEOUT", send_timeout), ("DRAIN_TIMEOUT", "1s")])
+    }
+
+    /// With keys of [relay].
+    fn with(broker: &Kafka, keys: &[(&str, &str)]) -> Scene {
         let topic = topic_name();
         broker.create_topic(&topic, 3, &[]).unwrap();
         let (folder, database) = to_topic(&broker.bootstrap(), &topic, "", "");
-        let folder = folder.env("POSTBOX__RELAY__LEASE", lease).env("POSTBOX__RELAY__SEND_TIMEOUT", send_timeout);
-        let folder = folder.env("POSTBOX__RELAY__DRAIN_TIMEOUT", "1s");
+        let folder =
+            keys.iter().fold(folder, |folder, (key, value)| folder.env(&format!("POSTBOX__RELAY__{key}"), value));
         let relay = folder.leading_relay();
         write(&database, 10, 1, 1);
         let mut reader = Reader::new(&broker.bootstrap(), &topic);
@@ -101,19 +107,64 @@ fn case_k2_a_broker_slower_than_the_lease_is_waited_for() {
     scene.end_with(50);
 }
 
+/// A relay that has up to a hundred events in hand, some of them sent and none answered, of 300 that wait.
+fn with_a_batch_out(broker: &Kafka, drain_timeout: &str) -> Scene {
+    let keys = [("EVENTS_MAX", "100"), ("SEND_TIMEOUT", "10m"), ("DRAIN_TIMEOUT", drain_timeout)];
+    let scene = Scene::with(broker, &keys);
+    let sent = proxy(broker).asked(Api::Produce);
+    proxy(broker).set(Mode::Silent); // it takes what is sent, and never answers
+    write(&scene.database, 10, 2, 301);
+    until("the relay sends", || proxy(broker).asked(Api::Produce) > sent);
+    scene
+}
+
+/// The numbers of the events that cursor and held rows tell as published. All else that is held was given back unsent.
+fn recorded(database: &str) -> BTreeSet<u32> {
+    let tried = "SELECT count(*) FROM postbox.held WHERE state NOT IN ('waiting', 'done') OR attempts > 0";
+    assert_eq!(execute(database, tried)[0][0].as_deref(), Some("0"));
+    let published =
+        "SELECT o.payload::text FROM postbox.outbox o, postbox.trace(o.event_id) t WHERE t.state = 'published'";
+    execute(database, published).iter().map(|row| row[0].as_ref().unwrap().parse().unwrap()).collect()
+}
+
 #[test]
 fn case_l4_a_drain_without_answers_ends_at_its_deadline_with_0() {
     let broker = proxied();
-    let scene = Scene::set(&broker, "10s", "10m");
-    let sent = proxy(&broker).asked(Api::Produce);
-    proxy(&broker).set(Mode::Silent); // it takes what is sent, and never answers
-    write(&scene.database, 10, 2, 101);
-    until("the relay sends", || proxy(&broker).asked(Api::Produce) > sent);
-    let stderr = scene.relay.stderr.clone();
-    scene.relay.stop();
-    proxy(&broker).set(Mode::Pass); // a consumer does not end without its broker
-    stderr.wait_for("stopped at relay.drain_timeout: 100 events");
-    assert_eq!(main_status(&scene.folder)["pending"], 100);
+    let Scene { folder, database, relay, mut reader } = with_a_batch_out(&broker, "1s");
+    let stderr = relay.stderr.clone();
+    relay.stop();
+    stderr.wait_for("stopped at relay.drain_timeout: ");
+    assert_eq!(recorded(&database), BTreeSet::from([1]), "the others had no answer");
+    proxy(&broker).set(Mode::Pass); // the broker gets what was out, and nobody waits for its answer
+    until("what was out is there", || reader.there() > 1);
+    let next = folder.leading_relay();
+    reader.until_in_order(301);
+    until("all is recorded", || recorded(&database).len() == 301);
+    let again = reader.there() - 301;
+    assert!((1..=100).contains(&again), "{again} came twice, 100 were in hand");
+    next.stop();
+}
+
+#[test]
+fn case_l4_answers_that_come_while_draining_are_recorded_and_nothing_else() {
+    let broker = proxied();
+    let Scene { folder, database, mut relay, mut reader } = with_a_batch_out(&broker, "1h");
+    let stderr = relay.stderr.clone();
+    relay.signal("TERM");
+    stderr.wait_for("stopping; ");
+    proxy(&broker).set(Mode::Pass);
+    assert_eq!(relay.wait(), 0);
+    stderr.wait_for("stopped: all in hand is settled");
+    let there = usize::try_from(reader.there()).unwrap();
+    assert!((2..=101).contains(&there), "{there} are there, 100 were in hand");
+    assert_eq!(reader.until_in_order(there), 0, "nothing came twice");
+    let arrived = reader.until(|_| true).iter().map(|arrived| arrived.payload.parse().unwrap());
+    assert_eq!(arrived.collect::<BTreeSet<_>>(), recorded(&database));
+    let next = folder.leading_relay();
+    reader.until_in_order(301);
+    until("all is recorded", || recorded(&database).len() == 301);
+    assert_eq!(reader.there(), 301, "nothing came twice");
+    next.stop();
 }
 
 /// It is connected and has its producer id, also when connections were cut meanwhile, so the first event finds both.
