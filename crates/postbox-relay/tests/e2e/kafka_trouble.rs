@@ -133,9 +133,9 @@ fn case_l4_a_drain_without_answers_ends_at_its_deadline_with_0() {
     let Scene { folder, database, relay, mut reader } = with_a_batch_out(&broker, "1s");
     let stderr = relay.stderr.clone();
     relay.stop();
+    proxy(&broker).set(Mode::Pass); // the broker gets what was out, and nobody waits for its answer; no consumer ends without it
     stderr.wait_for("stopped at relay.drain_timeout: ");
     assert_eq!(recorded(&database), BTreeSet::from([1]), "the others had no answer");
-    proxy(&broker).set(Mode::Pass); // the broker gets what was out, and nobody waits for its answer
     until("what was out is there", || reader.there() > 1);
     let next = folder.leading_relay();
     reader.until_in_order(301);
