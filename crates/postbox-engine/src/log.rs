@@ -8,6 +8,7 @@ use crate::{
 };
 use std::fmt::Debug;
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -105,6 +106,8 @@ pub struct LogSource<L: Log> {
     writing: tokio::sync::Mutex<Writing<L::Mark>>,
     /// Something changed that a waiting claim should look at.
     changed: Notify,
+    /// The log has answered once: what it refuses from then on is an outage, see `judged`.
+    worked: AtomicBool,
 }
 
 /// What is being written, kept so that a dropped caller loses nothing.
@@ -146,6 +149,7 @@ impl<L: Log> LogSource<L> {
             inner,
             writing: tokio::sync::Mutex::new(Writing { changes: None, failed: false }),
             changed: Notify::new(),
+            worked: AtomicBool::new(false),
         }
     }
     /// For a relay that has at most this in hand; a page of the log should not be larger. Memory and what a crash can
@@ -163,6 +167,17 @@ impl<L: Log> LogSource<L> {
         self.inner.lock().expect("no panic while it was locked")
     }
 
+    /// What an operator must mend at the start may be a passing state later: a standby being promoted, a password being
+    /// changed, a migration under way, a file that is being put back.
+    fn judged<T>(&self, result: Result<T, SourceError>) -> Result<T, SourceError> {
+        result.map_err(|mut error| {
+            if error.kind == SourceErrorKind::Refused && self.worked.load(Relaxed) {
+                error.kind = SourceErrorKind::Unavailable;
+            }
+            error
+        })
+    }
+
     /// Writes what is to be written; nothing else is written while the caller keeps what it gets. Safe to drop: the
     /// next call writes it again, which is harmless.
     async fn write(&self) -> Result<Written<'_, L::Mark>, SourceError> {
@@ -175,7 +190,7 @@ impl<L: Log> LogSource<L> {
                 writing.changes = self.inner().backlog.changes();
             }
             let Some(changes) = &writing.changes else { return Ok(writing) };
-            if let Err(error) = self.log.record(changes).await {
+            if let Err(error) = self.judged(self.log.record(changes).await) {
                 writing.failed = true;
                 return Err(error);
             }
@@ -203,7 +218,7 @@ impl<L: Log> LogSource<L> {
             inner.backlog.held_query(limit)
         };
         let mut unasked = AskAgain { source: self, armed: true };
-        let page = self.log.held(&query).await?;
+        let page = self.judged(self.log.held(&query).await)?;
         unasked.armed = false;
         drop(written);
         let mut inner = self.inner();
@@ -246,14 +261,16 @@ impl<L: Log> Source for LogSource<L> {
         *self.inner() = Inner { backlog: Backlog::new(self.policy), held_at: None };
         let (asked, ttl) = loop {
             let asked = Instant::now();
-            match self.log.acquire().await? {
+            let acquired = self.judged(self.log.acquire().await)?;
+            self.worked.store(true, Relaxed);
+            match acquired {
                 Ok(ttl) => break (asked, ttl),
                 Err(remaining) => tokio::time::sleep(remaining.min(STAND_BY_POLL)).await,
             }
         };
         let mut writing = self.writing.lock().await;
         *writing = Writing { changes: None, failed: false };
-        let loaded = self.log.load().await?;
+        let loaded = self.judged(self.log.load().await)?;
         let mut backlog = Backlog::new(self.policy);
         backlog.load(&loaded);
         let now = Instant::now();
@@ -267,7 +284,7 @@ impl<L: Log> Source for LogSource<L> {
 
     async fn renew(&self) -> Result<Duration, SourceError> {
         let asked = Instant::now();
-        let ttl = self.log.renew().await?;
+        let ttl = self.judged(self.log.renew().await)?;
         Ok(ttl.saturating_sub(asked.elapsed()))
     }
 
@@ -309,7 +326,7 @@ impl<L: Log> Source for LogSource<L> {
                 biased; // held events are older than what is still to be read
                 () = held_due => {}
                 () = changed => {}
-                page = self.log.read(limit), if !full => self.inner().backlog.push(page?),
+                page = self.log.read(limit), if !full => self.inner().backlog.push(self.judged(page)?),
             }
         }
     }

@@ -13,7 +13,7 @@ use crate::postgres::{PostgresOptions, held, lease, migrate, record, retention};
 use postbox_engine::{
     Changes, ClaimLimit, DeadPolicy, HeldPage, HeldQuery, Loaded, Log, LogPage, SourceError, SourceErrorKind,
 };
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
+use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::task::JoinHandle;
@@ -44,8 +44,6 @@ pub struct PostgresLog {
     standby: Mutex<Option<Box<(Session, Identity)>>>,
     /// See `Source::trouble`.
     trouble: Mutex<Option<String>>,
-    /// A connection was made once: what refuses the next one is an outage, or a change that may be taken back.
-    worked: AtomicBool,
 }
 
 /// What is ours from taking the lease until it is lost or given back.
@@ -93,7 +91,6 @@ impl PostgresLog {
             tenure: Mutex::default(),
             standby: Mutex::default(),
             trouble: Mutex::default(),
-            worked: AtomicBool::new(false),
         }
     }
 
@@ -267,30 +264,17 @@ impl PostgresLog {
         })?;
         row.map(|_| o.ttl).ok_or_else(SourceError::lease_lost)
     }
-
-    /// What an operator must mend at the start may be a passing state later: a standby being promoted, a password being
-    /// changed, a migration under way.
-    fn judged<T>(&self, result: Result<T, SourceError>) -> Result<T, SourceError> {
-        result.map_err(|mut error| {
-            if error.kind == SourceErrorKind::Refused && self.worked.load(Relaxed) {
-                error.kind = SourceErrorKind::Unavailable;
-            }
-            error
-        })
-    }
 }
 
 impl Log for PostgresLog {
     type Mark = Mark;
 
     async fn acquire(&self) -> Result<Result<Duration, Duration>, SourceError> {
-        let result = self.judged(Box::pin(self.try_acquire()).await)?;
-        self.worked.store(true, Relaxed);
-        Ok(result)
+        Box::pin(self.try_acquire()).await
     }
 
     async fn renew(&self) -> Result<Duration, SourceError> {
-        self.judged(self.prolong().await)
+        self.prolong().await
     }
 
     fn trouble(&self, what: Option<&str>) {
@@ -313,22 +297,22 @@ impl Log for PostgresLog {
     async fn load(&self) -> Result<Loaded, SourceError> {
         let tenure = self.current()?;
         let block = self.options.dead == DeadPolicy::Block;
-        self.judged(held::load(&tenure.keeper, &self.held_sql, self.at(), block).await)
+        held::load(&tenure.keeper, &self.held_sql, self.at(), block).await
     }
 
     async fn read(&self, _: ClaimLimit) -> Result<LogPage<Mark>, SourceError> {
         let tenure = self.current()?;
         let page = tenure.pages.lock().await.recv().await;
-        self.judged(page.unwrap_or_else(|| Err(unavailable("PostgreSQL: reading has ended with an error before"))))
+        page.unwrap_or_else(|| Err(unavailable("PostgreSQL: reading has ended with an error before")))
     }
 
     async fn held(&self, query: &HeldQuery) -> Result<HeldPage, SourceError> {
         let tenure = self.current()?;
-        self.judged(held::fetch(&tenure.keeper, &self.held_sql, self.at(), query).await)
+        held::fetch(&tenure.keeper, &self.held_sql, self.at(), query).await
     }
 
     async fn record(&self, changes: &Changes<Mark>) -> Result<(), SourceError> {
         let tenure = self.current()?;
-        self.judged(record::record(&tenure, &self.options, changes).await)
+        record::record(&tenure, &self.options, changes).await
     }
 }

@@ -57,6 +57,9 @@ impl Options {
     }
 }
 
+/// Why the thread answers: it ends after its last handle only.
+const ALIVE: &str = "the SQLite thread has not panicked";
+
 /// The log of one SQLite file, for one stream and one relay.
 pub struct SqliteLog {
     requests: std::sync::mpsc::Sender<Request>,
@@ -64,20 +67,18 @@ pub struct SqliteLog {
     reading: Mutex<Option<oneshot::Receiver<Page>>>,
     /// See `Source::trouble`.
     trouble: std::sync::Mutex<Option<String>>,
-    options: Arc<Options>,
 }
 
 impl SqliteLog {
     /// Starts the thread that owns the connection. The file is opened by `acquire`.
     pub fn new(options: Options) -> SqliteLog {
         let (requests, inbox) = std::sync::mpsc::channel();
-        let options = Arc::new(options);
-        let worker = Worker::new(Arc::clone(&options));
+        let worker = Worker::new(Arc::new(options));
         std::thread::Builder::new()
             .name("postbox-sqlite".into())
             .spawn(move || worker.run(&inbox))
             .expect("the system has a thread left");
-        SqliteLog { requests, reading: Mutex::new(None), trouble: std::sync::Mutex::default(), options }
+        SqliteLog { requests, reading: Mutex::new(None), trouble: std::sync::Mutex::default() }
     }
 
     /// Runs on the worker's thread, also when the future is dropped.
@@ -87,15 +88,10 @@ impl SqliteLog {
     ) -> Result<T, SourceError> {
         let (answer, answered) = oneshot::channel();
         let call = Request::Call(Box::new(move |worker| {
-            let result = work(worker);
-            drop(answer.send(worker.judged(result)));
+            drop(answer.send(work(worker)));
         }));
-        self.requests.send(call).map_err(|_| self.gone())?;
-        answered.await.map_err(|_| self.gone())?
-    }
-
-    fn gone(&self) -> SourceError {
-        error::refused(format!("{}: the SQLite thread panicked; restart the relay", self.options.path.display()))
+        self.requests.send(call).expect(ALIVE);
+        answered.await.expect(ALIVE)
     }
 }
 
@@ -124,13 +120,13 @@ impl Log for SqliteLog {
         let mut reading = self.reading.lock().await;
         if reading.is_none() {
             let (answer, answered) = oneshot::channel();
-            self.requests.send(Request::Read(limit, answer)).map_err(|_| self.gone())?;
+            self.requests.send(Request::Read(limit, answer)).expect(ALIVE);
             *reading = Some(answered);
         }
         let answered = reading.as_mut().expect("set above");
         let page = answered.await; // dropped here, the answer stays for the next call
         *reading = None;
-        page.map_err(|_| self.gone())?
+        page.map_err(|_| SourceError::lease_lost())? // not answered: the tenure that was asked has ended
     }
     async fn held(&self, query: &HeldQuery) -> Result<HeldPage, SourceError> {
         let query = query.clone();

@@ -3,7 +3,7 @@
 
 use super::Options;
 use super::tenure::Tenure;
-use postbox_engine::{ClaimLimit, LogPage, SourceError, SourceErrorKind};
+use postbox_engine::{ClaimLimit, LogPage, SourceError};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -32,13 +32,11 @@ pub(super) struct Worker {
     epoch: Option<i64>,
     reading: Option<(ClaimLimit, oneshot::Sender<Page>)>,
     pause: Duration,
-    /// The file was opened once: what refuses it the next time is an outage, or a change that may be taken back.
-    worked: bool,
 }
 
 impl Worker {
     pub(super) fn new(options: Arc<Options>) -> Worker {
-        Worker { options, tenure: None, epoch: None, reading: None, pause: POLL_MIN, worked: false }
+        Worker { options, tenure: None, epoch: None, reading: None, pause: POLL_MIN }
     }
 
     /// Until the last handle is dropped.
@@ -67,7 +65,7 @@ impl Worker {
     fn poll(&mut self) {
         let Some((limit, answer)) = self.reading.take().filter(|(_, answer)| !answer.is_closed()) else { return };
         let read = self.tenure().and_then(|tenure| tenure.read(limit));
-        match self.judged(read).transpose() {
+        match read.transpose() {
             None => {
                 self.pause = (self.pause * 9 / 8).min(POLL_MAX);
                 self.reading = Some((limit, answer));
@@ -78,16 +76,6 @@ impl Worker {
                 let _ = answer.send(page);
             }
         }
-    }
-
-    /// What an operator must mend at the start may be a passing state later: a file that is being put back.
-    pub(super) fn judged<T>(&self, result: Result<T, SourceError>) -> Result<T, SourceError> {
-        result.map_err(|mut error| {
-            if error.kind == SourceErrorKind::Refused && self.worked {
-                error.kind = SourceErrorKind::Unavailable;
-            }
-            error
-        })
     }
 
     fn tidy(&mut self) {
@@ -101,9 +89,7 @@ impl Worker {
     pub(super) fn acquire(&mut self) -> Result<Result<Duration, Duration>, SourceError> {
         self.reading = None;
         self.tenure = None;
-        let begun = Tenure::begin(&self.options, self.epoch)?;
-        self.worked = true;
-        Ok(begun.map(|tenure| {
+        Ok(Tenure::begin(&self.options, self.epoch)?.map(|tenure| {
             self.epoch = Some(tenure.epoch());
             self.tenure = Some(tenure);
             self.options.lease
