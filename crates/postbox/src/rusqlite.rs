@@ -234,6 +234,8 @@ mod tests {
         assert!(matches!(large, PublishError::Event(EventError::PayloadTooLarge { .. })), "{large}");
         let bad = Outbox::default().payload_bytes_max(1).publish(&tx, &event().json_text("12")).expect_err("too large");
         assert!(matches!(bad, PublishError::Event(EventError::PayloadTooLarge { bytes: 2, bytes_max: 1 })), "{bad}");
+        let behind = publish(&tx, &event().json_text("{}\0")).expect_err("SQLite's own parser would stop there");
+        assert!(matches!(behind, PublishError::Event(EventError::Json(_))), "{behind}");
         let twice = event();
         publish(&tx, &twice).expect("once");
         let error = publish(&tx, &twice).expect_err("an id is written once").to_string();

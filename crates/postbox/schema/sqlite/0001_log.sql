@@ -2,9 +2,13 @@
 -- place of "postbox_ everywhere. Times are milliseconds since 1970-01-01 UTC; the views show them as text.
 
 -- The events. Insert only: INSERT INTO postbox_outbox (aggregate_type, aggregate_id, event_type, payload) VALUES (...);
--- SQLite has one writer at a time, so the order of ids is the order of commits.
+-- SQLite has one writer at a time, so the order of ids is the order of commits. GLOB, length and json_valid stop at a zero
+-- byte, so a text with one is refused: nobody has looked at the rest. printf('%s', ..) stops there too, and is quicker than
+-- instr where texts are long: a payload that differs from its copy has one.
 CREATE TABLE "postbox_outbox" (
-  id             INTEGER PRIMARY KEY AUTOINCREMENT,         -- AUTOINCREMENT: an id is never used twice, also after retention
+  id             INTEGER PRIMARY KEY AUTOINCREMENT          -- AUTOINCREMENT: an id is never used twice, also after retention
+                 -- Streams begin behind 0, and after the greatest number there is no next one: half of them stay free.
+                 CONSTRAINT "leave the column id out, the database gives it" CHECK (id BETWEEN 1 AND 4611686018427387903),
   event_id       TEXT    NOT NULL UNIQUE COLLATE NOCASE     -- made by the domain, or here (UUID version 7); never by the relay
                  DEFAULT (substr(printf('%012x', CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)), 1, 8)
                        || '-' || substr(printf('%012x', CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)), 9)
@@ -12,18 +16,20 @@ CREATE TABLE "postbox_outbox" (
                        || '-' || substr('89ab', 1 + (random() & 3), 1) || substr(lower(hex(randomblob(2))), 2)
                        || '-' || lower(hex(randomblob(6))))
                  CONSTRAINT "event_id is a UUID" CHECK (event_id GLOB '????????-????-????-????-????????????'
-                    AND length(replace(event_id, '-', '')) = 32 AND replace(event_id, '-', '') NOT GLOB '*[^0-9a-fA-F]*'),
+                    AND length(replace(event_id, '-', '')) = 32 AND replace(event_id, '-', '') NOT GLOB '*[^0-9a-fA-F]*'
+                    AND instr(event_id, char(0)) = 0),
   aggregate_type TEXT    NOT NULL CONSTRAINT "aggregate_type is not empty" CHECK (aggregate_type <> ''),
   aggregate_id   TEXT    NOT NULL,
   aggregate_seq  INTEGER,                                   -- the aggregate's version, where the service has one
   event_type     TEXT    NOT NULL CONSTRAINT "event_type is not empty" CHECK (event_type <> ''),
   schema_version INTEGER NOT NULL DEFAULT 1 CHECK (schema_version BETWEEN 0 AND 2147483647),
   payload        TEXT                                       -- JSON, sent byte for byte as it was written
-                 CONSTRAINT "payload is JSON" CHECK (payload IS NULL OR json_valid(payload)),
+                 CONSTRAINT "payload is JSON" CHECK (payload IS NULL OR json_valid(payload) AND payload = printf('%s', payload)),
   payload_binary BLOB,                                      -- anything else; both null: a tombstone
   content_type   TEXT    NOT NULL DEFAULT 'application/json',
   headers        TEXT    NOT NULL DEFAULT '{}'
-                 CONSTRAINT "headers are a JSON object" CHECK (CASE WHEN json_valid(headers) THEN json_type(headers) = 'object' ELSE 0 END),
+                 CONSTRAINT "headers are a JSON object" CHECK (CASE WHEN json_valid(headers)
+                    THEN json_type(headers) = 'object' AND instr(headers, char(0)) = 0 ELSE 0 END),
   destination    TEXT,                                      -- overrides the configured route, unless that maps it
   available_at   INTEGER                                    -- not before
                  CONSTRAINT "available_at is in milliseconds" CHECK (available_at BETWEEN 1000000000000 AND 99999999999999),

@@ -104,12 +104,16 @@ fn case_w5_bad_rows_are_refused_at_the_insert() {
     };
     for (columns, values, word) in [
         ("payload", "'{'", "payload is JSON"),
+        ("payload", "'{}' || char(0)", "payload is JSON"),
+        ("payload", "'{}' || char(0) || 'more'", "payload is JSON"),
         ("payload", "x'7b7d'", "BLOB value in TEXT column"),
         ("payload, payload_binary", "'1', x'00'", "one of payload and payload_binary"),
         ("headers", "'[]'", "headers are a JSON object"),
         ("headers", "'{'", "headers are a JSON object"),
+        ("headers", "'{}' || char(0)", "headers are a JSON object"),
         ("event_id", "'42'", "event_id is a UUID"),
         ("event_id", "'01980000-0000-7000-8000-00000000000g'", "event_id is a UUID"),
+        ("event_id", "'01980000-0000-7000-8000-000000000000' || char(0)", "event_id is a UUID"),
         ("available_at", "1796000000", "available_at is in milliseconds"),
         ("available_at", "1796000000000000", "available_at is in milliseconds"),
         ("created_at", "1796000000", "created_at is in milliseconds"),
@@ -127,16 +131,20 @@ fn case_w5_bad_rows_are_refused_at_the_insert() {
     assert_eq!(file.count("SELECT count(*) FROM postbox_outbox"), 1);
 }
 
-/// An event under a number that the relay has passed would never be sent.
+/// An event under a number that the relay has passed would never be sent, and behind the greatest there is no next one.
 #[tokio::test]
 async fn an_id_of_the_writers_own_is_refused() {
     let file = File::new();
     let db = file.connect();
     let own = "INSERT INTO postbox_outbox (id, aggregate_type, aggregate_id, event_type) VALUES (?1, 'a', '1', 'e')";
+    for id in [i64::MIN, -1, 0, 1 << 62, i64::MAX] {
+        let error = db.execute(own, [id]).unwrap_err().to_string();
+        assert!(error.contains("leave the column id out"), "{id}: {error}");
+    }
     insert(&db, "a", 1);
     insert(&db, "a", 2);
-    let error = db.execute(own, [0]).unwrap_err().to_string();
-    assert!(error.contains("leave the column id out"), "{error}");
+    let error = db.execute(own, [1]).unwrap_err().to_string();
+    assert!(error.contains("UNIQUE"), "{error}");
     publish(&file.source("r").await, 2).await;
     db.execute("DELETE FROM postbox_outbox", []).unwrap();
     let error = db.execute(own, [2]).unwrap_err().to_string();
