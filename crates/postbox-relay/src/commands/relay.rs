@@ -7,9 +7,13 @@ use crate::run::Runner;
 use crate::screen::Screen;
 use crate::signals::Signals;
 use crate::{database, demo, live};
-use postbox_engine::Stopped;
+use postbox_engine::{SourceErrorKind, Stopped};
 use std::path::Path;
+use std::pin::pin;
+use std::time::Duration;
 
+/// From one try to make the tables to the next: as in any outage of the database.
+const TRY_EVERY: Duration = Duration::from_secs(5);
 /// Reading, sending and settling overlap; the sinks' own threads do the rest.
 const WORKERS: usize = 2;
 
@@ -23,7 +27,7 @@ pub(crate) fn run(config: &Config, args: &RelayArgs) -> Result<(), Failure> {
 
 async fn relay(config: &Config, args: &RelayArgs) -> Result<(), Failure> {
     let screen = Screen::new()?;
-    let signals = Signals::new()?;
+    let mut stop = pin!(Signals::new()?.stop());
     let location = database::location(config);
     let shop = match (args.demo, location.sqlite_path()) {
         (true, None) => {
@@ -36,13 +40,20 @@ async fn relay(config: &Config, args: &RelayArgs) -> Result<(), Failure> {
     };
     let runner = Runner::new(config)?; // all of the configuration is looked at before anything is made
     if config.source.url.is_none() || args.demo {
-        make_tables(config, &screen).await?;
+        tokio::select! {
+            biased; // a stop signal wins over a lock that is waited for
+            () = &mut stop => {
+                screen.say("stopped: there are no tables yet");
+                return Ok(());
+            }
+            made = make_tables(config, &screen) => made?,
+        }
     }
     let shop = shop.map(|path| demo::open(&path, &config.source.schema)).transpose()?;
     announce(config, &screen, shop.is_some());
     // Events made in memory have no database to ask.
     let telling = tokio::spawn(live::tell(screen.clone(), runner.counters(), database::admin(config).ok()));
-    let outcome = runner.run(signals.stop()).await;
+    let outcome = runner.run(stop).await;
     telling.abort();
     screen.clear();
     drop(shop);
@@ -55,12 +66,20 @@ async fn relay(config: &Config, args: &RelayArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The embedded default is ready without a command; a database that somebody named is changed by `migrate` only.
+/// The embedded default is ready without a command; a database that somebody named is changed by `migrate` only. A lock
+/// that another process holds is waited for.
 async fn make_tables(config: &Config, screen: &Screen) -> Result<(), Failure> {
     let url = config.source.url();
     let path = url.expose_secret().trim_start_matches("sqlite:").to_owned();
     let is_new = !Path::new(&path).exists();
-    database::admin(config)?.migrate().await?;
+    let admin = database::admin(config)?;
+    while let Err(error) = admin.migrate().await {
+        if error.kind != SourceErrorKind::Unavailable {
+            return Err(error.into());
+        }
+        tracing::warn!(%error, "the source is out");
+        tokio::time::sleep(TRY_EVERY).await;
+    }
     if is_new {
         screen.say(&format!("made {path}, a SQLite database with the outbox"));
     }

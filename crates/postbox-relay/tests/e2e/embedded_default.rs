@@ -54,6 +54,29 @@ fn a_file_that_was_away_is_gone_on_with() {
     relay.stop();
 }
 
+/// The application makes the file, and is in its first transaction while the relay starts.
+#[test]
+fn case_d6_a_new_file_behind_a_lock_is_waited_for_and_named() {
+    let folder = Folder::new();
+    let hog = rusqlite::Connection::open(folder.file("postbox.db")).unwrap();
+    hog.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let relay = folder.relay(&[]);
+    relay.stderr.wait_for("postbox.db: waiting for the write lock, which another connection holds");
+    let migrate = folder.run(&["migrate"]); // it gives up after half a minute
+    migrate.failed_with(1, &["postbox.db", "write lock", "Look for a long transaction"]);
+    relay.stderr.wait_for("the source is out"); // and goes on trying
+    hog.execute_batch("COMMIT").unwrap();
+    relay.stderr.wait_for("the lease is ours");
+    relay.stop();
+
+    let folder = Folder::new();
+    let hog = rusqlite::Connection::open(folder.file("postbox.db")).unwrap();
+    hog.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let relay = folder.relay(&[]);
+    relay.stderr.wait_for("waiting for the write lock");
+    relay.stop(); // with 0
+}
+
 #[test]
 fn case_l4_sigterm_drains_and_ends_with_0() {
     let folder = Folder::new();

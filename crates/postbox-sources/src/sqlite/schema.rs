@@ -122,7 +122,7 @@ fn checksum(version: i64) -> String {
 /// WAL lets readers and the one writer work side by side, and a commit costs one fsync. The mode stays with the file.
 /// SQLite does not wait for its lock here, so this does.
 fn enter_wal(database: &Database) -> Result<(), SourceError> {
-    let deadline = Instant::now() + PATIENCE;
+    let (deadline, mut told) = (Instant::now() + PATIENCE, false);
     loop {
         let mode = database.connection.pragma_update_and_check(None, "journal_mode", "WAL", |r| r.get::<_, String>(0));
         match mode {
@@ -134,6 +134,10 @@ fn enter_wal(database: &Database) -> Result<(), SourceError> {
                 )));
             }
             Err(e) if e.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) && Instant::now() < deadline => {
+                if !std::mem::replace(&mut told, true) {
+                    let file = database.path.display();
+                    tracing::warn!("{file}: waiting for the write lock, which another connection holds");
+                }
                 std::thread::sleep(Duration::from_millis(5));
             }
             Err(e) => return Err(failed(&database.path, "switch it to journal_mode WAL", e)),
