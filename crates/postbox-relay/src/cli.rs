@@ -50,6 +50,9 @@ Examples:
     Relay(RelayArgs),
     /// Create or update the tables; safe to repeat, and when several start at once
     #[command(after_help = "\
+`source.schema` in the configuration (POSTBOX__SOURCE__SCHEMA, by default postbox) is the schema of the tables on
+PostgreSQL, and what their names begin with on SQLite: with shop the outbox is shop.outbox there, shop_outbox here.
+
 Examples:
   postbox migrate
   postbox migrate --print > postbox.sql                      for those who run DDL themselves

@@ -26,6 +26,19 @@ fn help_names_every_command_and_exit_code() {
 }
 
 #[test]
+fn the_schema_is_a_prefix_on_sqlite_as_help_says() {
+    let folder = Folder::new().env("POSTBOX__SOURCE__SCHEMA", "shop");
+    let help = folder.ok(&["migrate", "--help"]).stdout;
+    assert!(help.contains("POSTBOX__SOURCE__SCHEMA") && help.contains("shop_outbox"), "{help}");
+    folder.ok(&["migrate"]);
+    folder.ok(&["publish", "order", "1", "order.placed", "{}"]);
+    let file = rusqlite::Connection::open(folder.file("postbox.db")).unwrap();
+    let count = |sql| file.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap();
+    assert_eq!(count("SELECT count(*) FROM shop_outbox"), 1);
+    assert_eq!(count("SELECT count(*) FROM sqlite_schema WHERE name LIKE 'postbox%'"), 0);
+}
+
+#[test]
 fn an_unknown_key_names_file_line_and_the_nearest() {
     let folder = Folder::with_config("[source]\n\n[relay]\ndrain_timout = \"5s\"\n");
     for command in [&["relay"][..], &["status"], &["check"], &["config", "print"]] {
