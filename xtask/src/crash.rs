@@ -62,8 +62,11 @@ async fn run_all(kills: u64, seed: u64) -> Result<()> {
     let lost = audit.lost(journal.into_iter());
     let possible = of_owner * repeated_max(EVENTS_MAX) as u64;
     let Audit { delivered, reordered, duplicated, .. } = audit;
+    eprintln!(
+        "{of_owner} of {kills} kills were of the relay that owned the lease, and explain {possible} duplicates at most"
+    );
     println!(
-        "{{\"kills\":{kills},\"of_owner\":{of_owner},\"written\":{written},\"delivered\":{delivered},\"lost\":{lost},\"reordered\":{reordered},\"duplicated\":{duplicated}}}"
+        "{{\"kills\":{kills},\"written\":{written},\"delivered\":{delivered},\"lost\":{lost},\"reordered\":{reordered},\"duplicated\":{duplicated}}}"
     );
     if lost + audit.reordered + audit.foreign > 0 {
         bail!(

@@ -174,7 +174,8 @@ async fn greet(session: &Session, role: Role, raw: bool) -> Result<i32, SourceEr
     // A database of encoding SQL_ASCII takes any bytes; asked for UTF-8 it would fail the whole page that they are in.
     let encoding = if raw { "; SET client_encoding = SQL_ASCII" } else { "" };
     let settings = format!("{}{encoding}; SELECT pg_catalog.pg_backend_pid()", settings(role));
-    Ok(first_cell(session, &settings).await?.parse().unwrap_or_default())
+    let backend = first_cell(session, &settings).await?;
+    backend.parse().map_err(|_| unavailable("PostgreSQL: the server's answer to pg_backend_pid() is no number"))
 }
 
 /// What a pooler does that gives a client another of the server's sessions for each transaction.
@@ -183,7 +184,7 @@ pub(crate) const POOLED: &str = "a pooler in transaction mode stands between (Pg
 
 /// Refuses a pooler that lends one of the server's sessions to several of ours, or several to one: settings, prepared
 /// statements and LISTEN would be another's. `now`: the process id of `session` as a statement just read it; `other`:
-/// that of a connection that is open beside it. What was set up is undone, since others get that session next.
+/// that of a connection that is open beside it. What was set up is undone where it is found: others get that session next.
 pub(crate) async fn require_own(session: &Session, now: i32, other: i32) -> Result<(), SourceError> {
     if now == session.backend && now != other {
         return Ok(());

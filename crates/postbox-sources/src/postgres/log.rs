@@ -132,15 +132,35 @@ impl PostgresLog {
                 Ok(Err(remaining))
             }
             Ok(epoch) => {
-                let tenure = Box::pin(self.begin(settler, identity, epoch)).await?;
-                *self.tenure.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(tenure));
-                Ok(Ok(self.options.ttl))
+                let settler = Arc::new(settler);
+                match Box::pin(self.begin(settler.clone(), identity, epoch)).await {
+                    Ok(tenure) => {
+                        *self.tenure.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(tenure));
+                        Ok(Ok(self.options.ttl))
+                    }
+                    Err(error) => {
+                        let _ = self.give_back(&settler, epoch).await; // what could not begin keeps no other from it
+                        Err(error)
+                    }
+                }
             }
         }
     }
 
+    async fn give_back(&self, settler: &Session, epoch: i64) -> Result<(), SourceError> {
+        let (stream, shard) = (&*self.options.stream, self.options.shard);
+        let trouble = self.told(settler);
+        within(
+            self.options.ttl,
+            "give the lease back",
+            settler.execute(&self.sql.release, &[&stream, &shard, &epoch, &trouble]),
+        )
+        .await
+        .map(|_| ())
+    }
+
     /// Reads the cursor and starts the tasks of a tenure.
-    async fn begin(&self, settler: Session, identity: Identity, epoch: i64) -> Result<Tenure, SourceError> {
+    async fn begin(&self, settler: Arc<Session>, identity: Identity, epoch: i64) -> Result<Tenure, SourceError> {
         let o = &self.options;
         let statements = self.prepare(&settler).await?;
         let (mark, max_id) = match self.stored(&settler).await? {
@@ -155,7 +175,7 @@ impl PostgresLog {
             lease::same_server(&keeper, settler.backend, o, &self.owner, epoch).await?;
             Ok(Arc::new(keeper))
         },)?;
-        let (settler, wake) = (Arc::new(settler), Arc::new(Wake::default()));
+        let wake = Arc::new(Wake::default());
         let (reader, pages) = Reader::new(tenant, wire, settler.clone(), wake.clone(), mark).await?;
         let tasks = vec![
             tokio::spawn(reader.run()),
@@ -283,15 +303,7 @@ impl Log for PostgresLog {
 
     async fn release(&self) -> Result<(), SourceError> {
         let Some(tenure) = self.end() else { return Ok(()) };
-        let (stream, shard) = (&*self.options.stream, self.options.shard);
-        let trouble = self.told(&tenure.settler);
-        within(
-            self.options.ttl,
-            "give the lease back",
-            tenure.settler.execute(&self.sql.release, &[&stream, &shard, &tenure.epoch, &trouble]),
-        )
-        .await
-        .map(|_| ())
+        self.give_back(&tenure.settler, tenure.epoch).await
     }
 
     async fn load(&self) -> Result<Loaded, SourceError> {

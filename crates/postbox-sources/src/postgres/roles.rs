@@ -25,10 +25,8 @@ pub fn roles_script(schema: &str, writer: &str, relay: &str) -> Result<String, S
     text += &format!(
         "\n-- Writer: INSERT and publish(), nothing else. It reads nothing back: an ORM that wants the id returned needs\n\
          -- GRANT SELECT (event_id) in addition. txid, id and bin are the log's own.\n\
-         -- The sequence tells it whether a relay has to be woken, without the detour over its owner's rights.\n\
          GRANT USAGE ON SCHEMA {s} TO {w};\n\
          GRANT INSERT ({WRITTEN}) ON {s}.outbox TO {w};\n\
-         GRANT USAGE ON SEQUENCE {s}.wake TO {w};\n\
          \n-- Relay: reads events, records progress, empties bins. No superuser. It also calls pg_control_system(), which\n\
          -- PUBLIC may do unless that was revoked.\n\
          GRANT USAGE ON SCHEMA {s} TO {r};\n\

@@ -1,4 +1,4 @@
-//! When to poll: every few ms while events come, ever less often while none does, and once a second asleep, when writers
+//! When to poll: each millisecond or so while events come, ever less often while none does, and once a second asleep, when writers
 //! notify. Before sleeping, every transaction that may have been told not to notify must have ended: see `Closing`.
 //! `Pace` is pure; `Wake` is what the listening connection tells the reader.
 
@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 /// Between polls while events come: the timer rounds up to the next millisecond, so that polls begin 1.0 to 1.5 ms apart.
 /// Half of that is the price in latency, and a fifth of a core that in CPU.
 const PAUSE_BUSY: Duration = Duration::from_micros(500);
-/// Under load it grows to 16 times what a poll's answer takes, within these: each poll, and the small batches that the broker
+/// Under load it grows, by steps of four, to 16 times what a poll's answer takes, within these: each poll, and the small batches that the broker
 /// gets of it, take from the writers what they need to commit, and where the machine is full, answers are slow.
 const PAUSE_LOADED: RangeInclusive<Duration> = Duration::from_millis(4)..=Duration::from_millis(32);
 const SHARE: u32 = 16;

@@ -52,35 +52,30 @@ async fn case_d4_without_prepared_transactions_waking_is_on_by_itself() {
     assert_eq!(heard.recv().await.unwrap().payload(), "off");
 }
 
-/// Without a right on the sequence a writer cannot see the wake lease, and without a plain name of the schema the channel
-/// is named as it is all the same.
+/// The writer has no right on the sequence, nor even on the schema: it writes through a view. And the channel is named
+/// as the schema is, however that is spelled.
 #[tokio::test]
 async fn a_writer_without_rights_wakes_the_relay_of_any_schema() {
     for version in PgVersion::ALL {
         let db = Db::fresh(version).await;
-        let (owner, mut heard) = db.listener().await;
+        let (client, mut heard) = db.listener().await;
         let name = "My \"own\" schema";
         let s = postbox::schema::quote(name);
-        owner.batch_execute(&format!("CREATE SCHEMA {s}")).await.unwrap();
+        client.batch_execute(&format!("CREATE SCHEMA {s}")).await.unwrap();
         for step in POSTGRES {
-            owner.batch_execute(&step.sql(name)).await.unwrap();
+            client.batch_execute(&step.sql(name)).await.unwrap();
         }
         let role = format!("waker_{}", std::process::id());
+        let write = "INSERT INTO app.events VALUES ('a', '1', 'x')";
         let setup = format!(
-            "DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '{role}') THEN CREATE ROLE {role}; END IF; END $$;
-             GRANT USAGE ON SCHEMA {s} TO {role}; GRANT INSERT ON {s}.outbox TO {role};
-             LISTEN {s}; SET postbox.wake = on; SET ROLE {role}"
+            "CREATE ROLE {role}; CREATE SCHEMA app; GRANT USAGE ON SCHEMA app TO {role};
+             CREATE VIEW app.events AS SELECT aggregate_type, aggregate_id, event_type FROM {s}.outbox;
+             GRANT INSERT ON app.events TO {role};
+             LISTEN {s}; SET postbox.wake = on; SET ROLE {role}; {write}"
         );
-        owner.batch_execute(&setup).await.unwrap();
-        let write = format!("INSERT INTO {s}.outbox (aggregate_type, aggregate_id, event_type) VALUES ('a', '1', 'x')");
-        owner.batch_execute(&write).await.unwrap();
+        client.batch_execute(&setup).await.unwrap();
         assert_eq!(heard.recv().await.unwrap().channel(), name);
-
-        // A lease that lies ahead is seen by the function that runs with the owner's rights.
-        let held = format!(
-            "RESET ROLE; SELECT setval('{s}.wake', 99999999999999); SET ROLE {role}; {write}; NOTIFY {s}, 'end'"
-        );
-        owner.batch_execute(&held).await.unwrap();
-        assert_eq!(heard.recv().await.unwrap().payload(), "end");
+        let tidy = format!("RESET ROLE; DROP VIEW app.events; DROP OWNED BY {role}; DROP ROLE {role}");
+        client.batch_execute(&tidy).await.unwrap();
     }
 }
