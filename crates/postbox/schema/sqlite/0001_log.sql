@@ -3,8 +3,8 @@
 
 -- The events. Insert only: INSERT INTO postbox_outbox (aggregate_type, aggregate_id, event_type, payload) VALUES (...);
 -- SQLite has one writer at a time, so the order of ids is the order of commits. GLOB, length and json_valid stop at a zero
--- byte, so a text with one is refused: nobody has looked at the rest. printf('%s', ..) stops there too, and is quicker than
--- instr where texts are long: a payload that differs from its copy has one.
+-- byte, so an event_id, payload or headers with one are refused: nobody has looked at the rest. printf('%s', ..) stops there
+-- too, and is quicker than instr where texts are long: a payload that differs from its copy has one.
 CREATE TABLE "postbox_outbox" (
   id             INTEGER PRIMARY KEY AUTOINCREMENT          -- AUTOINCREMENT: an id is never used twice, also after retention
                  -- Streams begin behind 0, and after the greatest number there is no next one: half of them stay free.

@@ -48,7 +48,7 @@ async fn a_renewal_tells_whether_to_try_again(version: PgVersion) {
     acquire(&log).await;
     db.sql("ALTER TABLE postbox.lease RENAME COLUMN until TO later").await;
     let error = log.renew().await.unwrap_err();
-    assert_ne!(error.kind, SourceErrorKind::Disconnected, "{error}");
+    assert_eq!(error.kind, SourceErrorKind::Refused, "{error}");
     db.sql("ALTER TABLE postbox.lease RENAME COLUMN later TO until").await;
     log.renew().await.unwrap();
     kill(&db, "settler").await;
