@@ -84,6 +84,9 @@ fn main() -> ExitCode {
 }
 
 fn run(verb: Verb) -> Result<()> {
+    if matches!(verb, Verb::Test { .. } | Verb::Crash { .. } | Verb::Bench { .. } | Verb::Services) {
+        shell::run(shell::command("bash", &[".ci/packages"]))?; // what real servers need
+    }
     match verb {
         Verb::Test { cargo } => checks::test(&cargo),
         Verb::Sim { seeds, seed } => {

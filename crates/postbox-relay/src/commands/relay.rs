@@ -43,7 +43,7 @@ async fn relay(config: &Config, args: &RelayArgs) -> Result<(), Failure> {
         tokio::select! {
             biased; // a stop signal wins over a lock that is waited for
             () = &mut stop => {
-                screen.say("stopped: there are no tables yet");
+                screen.say("stopped while it waited for the database file; nothing was sent");
                 return Ok(());
             }
             made = make_tables(config, &screen) => made?,

@@ -26,6 +26,26 @@ fn the_demo_shows_orders_in_order() {
 }
 
 #[test]
+fn a_terminal_shows_live_counters_below_what_is_printed() {
+    let folder = Folder::new();
+    let relay = folder.relay_on_a_terminal(&["--demo"]);
+    let live = |lines: &[String]| -> Vec<u64> {
+        let text = lines.join("\n");
+        let drawn = text.split("\x1b[2Kmain: ").skip(1).filter(|drawn| {
+            let line = drawn.split('\r').next().unwrap_or_default();
+            ["/s, in hand ", ", lag ", ", held 0, dead 0"].iter().all(|word| line.contains(word))
+        });
+        drawn.map(|drawn| drawn.split(" published, ").next().unwrap().parse().unwrap()).collect()
+    };
+    let lines =
+        relay.stdout.wait_until(|lines| live(lines).len() >= 3 && live(lines)[0] < *live(lines).last().unwrap());
+    assert!(live(&lines).is_sorted(), "{lines:?}");
+    // Events and talk are lines of their own.
+    assert!(lines.iter().any(|line| line.trim_end().ends_with('}') && line.contains("{\"")), "{lines:?}");
+    relay.stop_child();
+}
+
+#[test]
 fn a_stderr_that_takes_nothing_stops_no_relay_and_changes_no_exit_code() {
     let folder = Folder::new();
     let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();

@@ -85,6 +85,15 @@ impl Folder {
         Ended { code, stdout: relay.stdout.text(), stderr: relay.stderr.text() }
     }
 
+    /// Starts `postbox relay` on a terminal of its own, whose screen is `stdout`.
+    pub(crate) fn relay_on_a_terminal(&self, args: &[&str]) -> Running {
+        let relay = format!("exec {} relay {}", env!("CARGO_BIN_EXE_postbox"), args.join(" "));
+        let mut command = Command::new("script");
+        command.args(["--quiet", "--return", "--flush", "--command", &relay, "/dev/null"]).current_dir(self.path());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Running::new(command.spawn().unwrap())
+    }
+
     /// Starts `postbox relay` with a full pipe for stdout that nobody reads.
     pub(crate) fn relay_unread(&self) -> Running {
         Running::unread(self.command(&["relay"]).spawn().unwrap())
@@ -230,6 +239,13 @@ impl Running {
     /// Sends a signal by its name: TERM, INT, KILL, STOP, CONT.
     pub(crate) fn signal(&self, name: &str) {
         self.signals(&[name]);
+    }
+
+    /// Of a terminal: SIGTERM to what runs there, which must end cleanly.
+    pub(crate) fn stop_child(mut self) {
+        let sent = Command::new("pkill").args(["-TERM", "-P", &self.child.id().to_string()]).status();
+        assert!(sent.unwrap().success());
+        assert_eq!(self.wait(), 0, "{}", self.stdout.text());
     }
 
     /// Sends several at once.

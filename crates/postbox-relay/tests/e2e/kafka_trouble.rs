@@ -18,21 +18,31 @@ fn proxied() -> MutexGuard<'static, Kafka> {
     broker
 }
 
+/// Lets everything pass again, also when a test fails: no consumer ends without its broker.
+struct Passing<'a>(&'a Kafka);
+
+impl Drop for Passing<'_> {
+    fn drop(&mut self) {
+        proxy(self.0).set(Mode::Pass);
+    }
+}
+
 /// A relay at work: one event of key a0 has arrived.
-struct Scene {
+struct Scene<'a> {
+    _passing: Passing<'a>, // dropped before the reader
     folder: Folder,
     database: String,
     relay: Running,
     reader: Reader,
 }
 
-impl Scene {
-    fn set(broker: &Kafka, lease: &str, send_timeout: &str) -> Scene {
+impl<'a> Scene<'a> {
+    fn set(broker: &'a Kafka, lease: &str, send_timeout: &str) -> Scene<'a> {
         Scene::with(broker, &[("LEASE", lease), ("SEND_TIMEOUT", send_timeout), ("DRAIN_TIMEOUT", "1s")])
     }
 
     /// With keys of [relay].
-    fn with(broker: &Kafka, keys: &[(&str, &str)]) -> Scene {
+    fn with(broker: &'a Kafka, keys: &[(&str, &str)]) -> Scene<'a> {
         let topic = topic_name();
         broker.create_topic(&topic, 3, &[]).unwrap();
         let (folder, database) = to_topic(&broker.bootstrap(), &topic, "", "");
@@ -42,7 +52,7 @@ impl Scene {
         write(&database, 10, 1, 1);
         let mut reader = Reader::new(&broker.bootstrap(), &topic);
         reader.until_in_order(1);
-        let scene = Scene { folder, database, relay, reader };
+        let scene = Scene { _passing: Passing(broker), folder, database, relay, reader };
         scene.until_settled();
         scene
     }
@@ -108,7 +118,7 @@ fn case_k2_a_broker_slower_than_the_lease_is_waited_for() {
 }
 
 /// A relay that has up to a hundred events in hand, some of them sent and none answered, of 300 that wait.
-fn with_a_batch_out(broker: &Kafka, drain_timeout: &str) -> Scene {
+fn with_a_batch_out<'a>(broker: &'a Kafka, drain_timeout: &str) -> Scene<'a> {
     let keys = [("EVENTS_MAX", "100"), ("SEND_TIMEOUT", "10m"), ("DRAIN_TIMEOUT", drain_timeout)];
     let scene = Scene::with(broker, &keys);
     let sent = proxy(broker).asked(Api::Produce);
@@ -130,7 +140,7 @@ fn recorded(database: &str) -> BTreeSet<u32> {
 #[test]
 fn case_l4_a_drain_without_answers_ends_at_its_deadline_with_0() {
     let broker = proxied();
-    let Scene { folder, database, relay, mut reader } = with_a_batch_out(&broker, "1s");
+    let Scene { folder, database, relay, mut reader, _passing } = with_a_batch_out(&broker, "1s");
     let stderr = relay.stderr.clone();
     relay.stop();
     proxy(&broker).set(Mode::Pass); // the broker gets what was out, and nobody waits for its answer; no consumer ends without it
@@ -148,7 +158,7 @@ fn case_l4_a_drain_without_answers_ends_at_its_deadline_with_0() {
 #[test]
 fn case_l4_answers_that_come_while_draining_are_recorded_and_nothing_else() {
     let broker = proxied();
-    let Scene { folder, database, mut relay, mut reader } = with_a_batch_out(&broker, "1h");
+    let Scene { folder, database, mut relay, mut reader, _passing } = with_a_batch_out(&broker, "1h");
     let stderr = relay.stderr.clone();
     relay.signal("TERM");
     stderr.wait_for("stopping; ");

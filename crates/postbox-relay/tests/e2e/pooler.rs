@@ -4,6 +4,8 @@ use crate::harness::{Folder, until};
 use crate::postgres::{execute, migrated, refused};
 use postbox_testkit::services::{PgBouncer, PgVersion, Postgres};
 
+const UNKNOWN: &str = "01980000-0000-7000-8000-000000000000";
+
 fn pooler(mode: &str) -> PgBouncer {
     PgBouncer::start(Postgres::shared(PgVersion::V15).port(), mode).unwrap()
 }
@@ -22,6 +24,20 @@ fn case_d4_a_pooler_in_transaction_mode_is_refused_with_the_remedy() {
         refused(&through, &words);
         let taken = execute(&database, "SELECT count(*) FROM postbox.lease WHERE until IS NOT NULL");
         assert_eq!(taken[0][0].as_deref(), Some("0"), "who cannot begin keeps no other from it");
+        for command in
+            [&["status"][..], &["trace", UNKNOWN], &["migrate"], &["publish", "order", "1", "order.placed", "{}"]]
+        {
+            through.run(command).failed_with(1, &words);
+        }
+    }
+    // The pool's sessions serve others next: nothing of ours is set in any.
+    let ours = "SELECT count(*) FROM pg_settings WHERE source = 'session' AND name IN ('synchronous_commit', 'statement_timeout', \
+                'lock_timeout', 'jit', 'plan_cache_mode', 'enable_seqscan', 'default_transaction_isolation')";
+    let sessions =
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'";
+    assert_ne!(pooler.execute(&database, sessions).unwrap()[0][0].as_deref(), Some("0"));
+    for _ in 0..5 {
+        assert_eq!(pooler.execute(&database, ours).unwrap()[0][0].as_deref(), Some("0"));
     }
     // Nothing is sent, nothing is lost.
     let id = direct.ok(&["publish", "order", "1", "order.placed", "{}"]).stdout;

@@ -91,6 +91,30 @@ pub(crate) async fn connect(
     role: Role,
     on_notice: impl FnMut(Option<()>) + Send + 'static,
 ) -> Result<Session, SourceError> {
+    let (mut session, raw) = reach(url, role, on_notice).await?;
+    require_fit(&session, role).await?;
+    if !matches!(role, Role::Reader | Role::Keeper) {
+        // Those two are compared with the settler. Nothing is set before this: a pool's sessions go on to others.
+        let before = first_cell(&session, IDENTITY).await?;
+        let (beside, _) = reach(url, role, |_| ()).await?;
+        let other = first_cell(&beside, IDENTITY).await?;
+        if before == other || before != first_cell(&session, IDENTITY).await? {
+            return Err(pooled());
+        }
+    }
+    session.backend = set_up(&session, role, raw).await?;
+    Ok(session)
+}
+
+/// One of the server's sessions, told from all others.
+const IDENTITY: &str = "SELECT pg_catalog.pg_backend_pid()::text || ' of ' || pg_catalog.pg_postmaster_start_time()";
+
+/// A connection on which nothing is set yet. True: the database's encoding is SQL_ASCII.
+async fn reach(
+    url: &str,
+    role: Role,
+    on_notice: impl FnMut(Option<()>) + Send + 'static,
+) -> Result<(Session, bool), SourceError> {
     let mut target = Target::parse(url)?;
     let config = &mut target.config;
     if config.get_application_name().is_none() {
@@ -106,22 +130,20 @@ pub(crate) async fn connect(
         _ => Some(MakeRustlsConnect::new(target.tls()?)),
     };
     let (dial, doing) = (Dial::new(tls, &mut target.config), format!("connect to {}", target.places()));
-    let (mut session, raw) = match target.socket() {
+    match target.socket() {
         None => {
             let connecting = target.config.connect(dial.clone());
             let (client, connection) = within(CONNECT_TIMEOUT, &doing, connecting).await.map_err(unreachable)?;
-            drive(client, connection, &dial, on_notice)
+            Ok(drive(client, connection, &dial, on_notice))
         }
         Some(path) => {
             let stream = UnixStream::connect(path).await;
             let stream = stream.map_err(|e| unreachable(unavailable(format!("PostgreSQL: could not {doing}: {e}"))))?;
             let connecting = target.config.connect_raw(stream, dial.clone());
             let (client, connection) = within(CONNECT_TIMEOUT, &doing, connecting).await.map_err(unreachable)?;
-            drive(client, connection, &dial, on_notice)
+            Ok(drive(client, connection, &dial, on_notice))
         }
-    };
-    session.backend = greet(&session, role, raw).await?;
-    Ok(session)
+    }
 }
 
 /// Starts the task that drives the connection. True: the database's encoding is SQL_ASCII.
@@ -158,8 +180,8 @@ fn unreachable(mut error: SourceError) -> SourceError {
     error
 }
 
-/// Refuses servers whose snapshots would not say what the log rests on; then sets the session up. Returns its process id.
-async fn greet(session: &Session, role: Role, raw: bool) -> Result<i32, SourceError> {
+/// Refuses servers whose snapshots would not say what the log rests on.
+async fn require_fit(session: &Session, role: Role) -> Result<(), SourceError> {
     let version = first_cell(session, "SELECT version()").await?;
     if let Some(why) = unfit(&version) {
         return Err(refused(why));
@@ -171,6 +193,11 @@ async fn greet(session: &Session, role: Role, raw: bool) -> Result<i32, SourceEr
              Connect to the primary (several hosts in the URL with target_session_attrs=read-write find it)",
         ));
     }
+    Ok(())
+}
+
+/// Sets the session up. Returns its process id.
+async fn set_up(session: &Session, role: Role, raw: bool) -> Result<i32, SourceError> {
     // A database of encoding SQL_ASCII takes any bytes; asked for UTF-8 it would fail the whole page that they are in.
     let encoding = if raw { "; SET client_encoding = SQL_ASCII" } else { "" };
     let settings = format!("{}{encoding}; SELECT pg_catalog.pg_backend_pid()", settings(role));
@@ -180,17 +207,22 @@ async fn greet(session: &Session, role: Role, raw: bool) -> Result<i32, SourceEr
 
 /// What a pooler does that gives a client another of the server's sessions for each transaction.
 pub(crate) const POOLED: &str = "a pooler in transaction mode stands between (PgBouncer: pool_mode = transaction). \
-     Give source.url a pool in session mode, or the server's own address; source.listen_url for the listening connection alone does not do";
+     Give source.url, and source.listen_url if it is set, a pool in session mode or the server's own address; one of the two alone does not do";
 
 /// Refuses a pooler that lends one of the server's sessions to several of ours, or several to one: settings, prepared
 /// statements and LISTEN would be another's. `now`: the process id of `session` as a statement just read it; `other`:
-/// that of a connection that is open beside it. What was set up is undone where it is found: others get that session next.
+/// that of a connection that is open beside it. A busy pool may have hidden from `connect`; then what was set up is undone
+/// where it is found: others get that session next.
 pub(crate) async fn require_own(session: &Session, now: i32, other: i32) -> Result<(), SourceError> {
     if now == session.backend && now != other {
         return Ok(());
     }
     let _ = within(STATEMENT_TIMEOUT, "reset the session", session.batch_execute("RESET ALL")).await;
-    Err(refused(format!("PostgreSQL: connections do not keep sessions of their own: {POOLED}")))
+    Err(pooled())
+}
+
+fn pooled() -> SourceError {
+    refused(format!("PostgreSQL: connections do not keep sessions of their own: {POOLED}"))
 }
 
 fn settings(role: Role) -> &'static str {

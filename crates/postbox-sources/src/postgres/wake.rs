@@ -15,10 +15,13 @@ use tokio::sync::Notify;
 /// Between polls while events come: the timer rounds up to the next millisecond, so that polls begin 1.0 to 1.5 ms apart.
 /// Half of that is the price in latency, and a fifth of a core that in CPU.
 const PAUSE_BUSY: Duration = Duration::from_micros(500);
-/// Under load it grows, by steps of four, to 16 times what a poll's answer takes, within these: each poll, and the small batches that the broker
-/// gets of it, take from the writers what they need to commit, and where the machine is full, answers are slow.
-const PAUSE_LOADED: RangeInclusive<Duration> = Duration::from_millis(4)..=Duration::from_millis(32);
-const SHARE: u32 = 16;
+/// Under load it grows, by steps of four, to what the machine leaves: each poll, and the small batches that the broker gets of
+/// it, take from the writers what they need to commit. How full the machine is shows in how long answers take of late beyond the
+/// shortest one ever (the way there and back, and the work): the square of that tells a full one from one that is at work.
+const PAUSE_LOADED: RangeInclusive<Duration> = Duration::from_millis(4)..=Duration::from_millis(64);
+const PAUSE_PER_SQUARE_MS: f64 = 16.0;
+/// Of how many answers the time is averaged, the newest counting most.
+const ANSWERS: u32 = 8;
 /// Load is more than `LOAD` events for each millisecond of the pause, and more than a `BURST`; less than half of it is none.
 const LOAD: u128 = 3;
 const BURST: u128 = 8;
@@ -70,13 +73,23 @@ enum Mode {
 pub(crate) struct Pace {
     mode: Mode,
     pause: Duration,
+    /// How long an answer takes of late, and the shortest.
+    took: Duration,
+    took_least: Duration,
     last_event: Instant,
     held: Option<Instant>,
 }
 
 impl Pace {
     pub(crate) fn new(now: Instant) -> Pace {
-        Pace { mode: Mode::Awake, pause: PAUSE_BUSY, last_event: now, held: None }
+        Pace {
+            mode: Mode::Awake,
+            pause: PAUSE_BUSY,
+            took: Duration::ZERO,
+            took_least: Duration::MAX,
+            last_event: now,
+            held: None,
+        }
     }
 
     /// How long after the begin of the last poll the next one is due.
@@ -87,8 +100,10 @@ impl Pace {
     /// Takes in a poll whose answer `took` so long and that found so many events. `xmin`: the oldest transaction that its snapshot has
     /// running.
     pub(crate) fn polled(&mut self, now: Instant, took: Duration, found: usize, xmin: u64, listening: bool) -> Chore {
+        self.took = (self.took * (ANSWERS - 1) + took) / ANSWERS;
+        self.took_least = self.took_least.min(took);
         if found > 0 {
-            let pause = self.loaded(found, took);
+            let pause = self.loaded(found);
             let steady = self.mode == Mode::Awake; // a lone event is not worth two writes
             (self.mode, self.pause, self.last_event) = (Mode::Awake, pause, now);
             return if steady { self.busy(now) } else { Chore::None };
@@ -114,18 +129,20 @@ impl Pace {
     }
 
     /// The pause after a poll that found so many events: four times as long or as short as before, since one poll may lie.
-    fn loaded(&self, found: usize, took: Duration) -> Duration {
+    fn loaded(&self, found: usize) -> Duration {
         let (least, most) = PAUSE_LOADED.into_inner();
+        let waited_ms = self.took.saturating_sub(self.took_least).as_secs_f64() * 1e3;
+        let left = Duration::from_secs_f64(waited_ms.powi(2) * PAUSE_PER_SQUARE_MS / 1e3).clamp(least, most);
         if self.pause > most {
             return PAUSE_BUSY;
         }
         let (found, load) = (found as u128, LOAD * self.pause.as_micros() / 1000);
         if found > load.max(BURST) {
-            (self.pause * 4).min((took * SHARE).clamp(least, most))
+            (self.pause * 4).min(left)
         } else if found < load / 2 {
-            (self.pause / 4).max(PAUSE_BUSY)
+            Some(self.pause / 4).filter(|less| *less >= least / 2).unwrap_or(PAUSE_BUSY)
         } else {
-            self.pause.min((took * SHARE).clamp(least, most))
+            self.pause.min(left)
         }
     }
 
@@ -239,11 +256,14 @@ mod tests {
         assert_eq!(pauses(MS / 2, &[40, 4, 1, 1]), [2.0, 2.0, 0.5, 0.5], "a large burst");
         assert_eq!(
             pauses(MS / 2, &[9, 20, 40, 40]),
-            [2.0, 8.0, 8.0, 8.0],
+            [2.0, 4.0, 4.0, 4.0],
             "five thousand a second, where there is room"
         );
-        assert_eq!(pauses(3 * MS, &[80, 300, 300, 200]), [32.0, 32.0, 32.0, 32.0], "and where the machine is full");
-        assert_eq!(pauses(MS / 2, &[100, 60, 10, 2]), [8.0, 8.0, 2.0, 0.5], "there is room again, and less to do");
+        let full = pauses(3 * MS, &[300; 20]);
+        assert!(full.is_sorted() && full[0] < 10.0, "one slow answer may lie: {full:?}");
+        assert_eq!(full[19], 64.0, "and where the machine is full");
+        assert_eq!(pauses(MS / 2, &[100, 60, 10, 2]), [64.0, 16.0, 4.0, 0.5], "there is less to do");
+        assert_eq!(pauses(MS / 2, &[300; 20])[19], 4.0, "there is room again");
     }
 
     #[test]

@@ -27,7 +27,7 @@ use std::net::{Ipv4Addr, TcpListener};
 /// # Errors
 /// What is missing, and the command that installs it.
 pub fn ensure_all() -> Result<()> {
-    for version in PgVersion::ALL {
+    for version in PgVersion::PROMISED {
         eprintln!("services: PostgreSQL {version:?}: programs and an empty cluster");
         version.template().with_context(|| format!("PostgreSQL {version:?}"))?;
     }

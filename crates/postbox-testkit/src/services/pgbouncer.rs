@@ -38,6 +38,14 @@ impl PgBouncer {
         Ok(PgBouncer { _server: server, port })
     }
 
+    /// Runs SQL through it, without a driver; see [`super::Postgres::execute`].
+    ///
+    /// # Errors
+    /// The server's, with SQLSTATE, or the pooler's.
+    pub fn execute(&self, database: &str, sql: &str) -> Result<Vec<Vec<Option<String>>>> {
+        wire::postgres(self.port, database, sql)
+    }
+
     /// The URL of a database through it.
     pub fn url(&self, database: &str) -> String {
         format!("postgres://postgres@127.0.0.1:{}/{database}", self.port)

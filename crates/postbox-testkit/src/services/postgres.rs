@@ -8,24 +8,31 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// The versions that the tests run against: the oldest that is promised, the one at hand as a Debian package, and the
-/// newest.
+/// The versions that are promised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PgVersion {
     V14,
     V15,
+    V16,
+    V17,
     V18,
 }
 
 const POM: &str = include_str!("../../resources/postgres.pom.xml");
 
 impl PgVersion {
+    /// What most tests run against: the oldest, the one at hand as a Debian package, and the newest.
     pub const ALL: [PgVersion; 3] = [PgVersion::V14, PgVersion::V15, PgVersion::V18];
+    /// Each of them.
+    pub const PROMISED: [PgVersion; 5] =
+        [PgVersion::V14, PgVersion::V15, PgVersion::V16, PgVersion::V17, PgVersion::V18];
 
     fn number(self) -> u32 {
         match self {
             PgVersion::V14 => 14,
             PgVersion::V15 => 15,
+            PgVersion::V16 => 16,
+            PgVersion::V17 => 17,
             PgVersion::V18 => 18,
         }
     }
@@ -39,6 +46,8 @@ impl PgVersion {
                 Ok(bin)
             }
             PgVersion::V14 => fetched("14.23.0"),
+            PgVersion::V16 => fetched("16.14.0"),
+            PgVersion::V17 => fetched("17.10.0"),
             PgVersion::V18 => fetched("18.6.0"),
         }
     }
@@ -157,7 +166,8 @@ impl Postgres {
     /// # Panics
     /// When it does not start.
     pub fn shared(version: PgVersion) -> &'static Postgres {
-        static SHARED: [OnceLock<Postgres>; PgVersion::ALL.len()] = [const { OnceLock::new() }; PgVersion::ALL.len()];
+        static SHARED: [OnceLock<Postgres>; PgVersion::PROMISED.len()] =
+            [const { OnceLock::new() }; PgVersion::PROMISED.len()];
         SHARED[version as usize].get_or_init(|| Postgres::start(version).expect("PostgreSQL starts"))
     }
 

@@ -2,9 +2,9 @@
 -- place of "postbox_ everywhere. Times are milliseconds since 1970-01-01 UTC; the views show them as text.
 
 -- The events. Insert only: INSERT INTO postbox_outbox (aggregate_type, aggregate_id, event_type, payload) VALUES (...);
--- SQLite has one writer at a time, so the order of ids is the order of commits. GLOB, length and json_valid stop at a zero
--- byte, so an event_id, payload or headers with one are refused: nobody has looked at the rest. printf('%s', ..) stops there
--- too, and is quicker than instr where texts are long: a payload that differs from its copy has one.
+-- SQLite has one writer at a time, so the order of ids is the order of commits. No text may have a zero byte: GLOB, length
+-- and json_valid stop there, so nobody would have looked at the rest. printf('%s', ..) stops there too, and is quicker than
+-- instr where texts are long: a payload that differs from its copy has one.
 CREATE TABLE "postbox_outbox" (
   id             INTEGER PRIMARY KEY AUTOINCREMENT          -- AUTOINCREMENT: an id is never used twice, also after retention
                  -- Streams begin behind 0, and after the greatest number there is no next one: half of them stay free.
@@ -35,6 +35,7 @@ CREATE TABLE "postbox_outbox" (
                  CONSTRAINT "available_at is in milliseconds" CHECK (available_at BETWEEN 1000000000000 AND 99999999999999),
   created_at     INTEGER NOT NULL DEFAULT (CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER))
                  CONSTRAINT "created_at is in milliseconds" CHECK (created_at BETWEEN 1000000000000 AND 99999999999999),
+  CONSTRAINT "texts have no zero byte" CHECK (instr(aggregate_type || aggregate_id || event_type || content_type || coalesce(destination, ''), char(0)) = 0),
   CONSTRAINT "one of payload and payload_binary" CHECK (payload IS NULL OR payload_binary IS NULL)
 ) STRICT;
 

@@ -36,6 +36,24 @@ async fn case_d4_a_writer_notifies_once_and_only_when_the_wake_lease_has_passed(
     }
 }
 
+/// A commit with a notification takes a lock that all such commits of the server share. What is to notify cannot be
+/// prepared, so a prepared transaction shows that its commit takes none.
+#[tokio::test]
+async fn case_d4_while_the_relay_is_awake_commits_do_not_queue_for_the_lock_of_notify() {
+    for version in PgVersion::ALL {
+        let client = Db::fresh(version).await.client().await;
+        let prepare = format!("BEGIN; {PUBLISH}; PREPARE TRANSACTION 'silent'");
+        client.batch_execute("SET postbox.wake = on; SELECT setval('postbox.wake', 1)").await.unwrap();
+        let notifies = client.batch_execute(&prepare).await.unwrap_err();
+        assert!(notifies.as_db_error().unwrap().message().contains("NOTIFY"), "{notifies:?}");
+        client.batch_execute("SELECT setval('postbox.wake', 99999999999999)").await.unwrap();
+        client.batch_execute(&prepare).await.unwrap();
+        client.batch_execute("COMMIT PREPARED 'silent'").await.unwrap();
+        let queue = client.query_one("SELECT pg_notification_queue_usage()", &[]).await.unwrap();
+        assert_eq!(queue.get::<_, f64>(0), 0.0, "nobody keeps the queue from being emptied");
+    }
+}
+
 /// Where transactions cannot be prepared, nothing has to be switched on.
 #[tokio::test]
 async fn case_d4_without_prepared_transactions_waking_is_on_by_itself() {

@@ -123,6 +123,12 @@ fn case_w5_bad_rows_are_refused_at_the_insert() {
         let error = refused(columns, values);
         assert!(error.contains(word), "{columns} {values}: {error}");
     }
+    for cut in 0..5 {
+        let text = |n: usize| if n == cut { "a\0b" } else { "a" };
+        let sql = "INSERT INTO postbox_outbox (aggregate_type, aggregate_id, event_type, content_type, destination) VALUES (?1, ?2, ?3, ?4, ?5)";
+        let error = db.execute(sql, [text(0), text(1), text(2), text(3), text(4)]).unwrap_err().to_string();
+        assert!(error.contains("texts have no zero byte"), "{cut}: {error}");
+    }
     let sql =
         "INSERT INTO postbox_outbox (aggregate_type, aggregate_id, event_type, event_id) VALUES ('a', '1', 'e', ?1)";
     db.execute(sql, ["01980000-0000-7000-8000-00000000000A"]).unwrap();

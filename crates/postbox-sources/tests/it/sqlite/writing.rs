@@ -64,7 +64,7 @@ async fn case_p1_p2_bytes_in_are_bytes_out() {
     ];
     let sql = "INSERT INTO postbox_outbox (aggregate_type, aggregate_id, event_type, payload, payload_binary, headers, destination)
         VALUES ('t', ?1, 'e', ?2, ?3, ?4, ?5)";
-    let id = "ß".repeat(300) + "\0 \n";
+    let id = "ß".repeat(300) + " \n";
     let headers = r#"{"b":"2" , "a":"\u00e9"}"#;
     for payload in &json {
         db.execute(sql, params![id, payload, None::<&[u8]>, headers, "topic"]).unwrap();
