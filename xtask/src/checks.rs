@@ -46,8 +46,13 @@ pub(crate) fn sim(seeds: std::ops::Range<u64>) -> Result<()> {
         return Ok(());
     }
     eprintln!("seeds {seeds:?} ..");
-    let summary = postbox_sim::run(seeds, None)?;
-    println!("{}", serde_json::to_string(&summary)?);
+    match postbox_sim::run(seeds, None) {
+        Ok(summary) => println!("{}", serde_json::to_string(&summary)?),
+        Err(failure) => {
+            println!("{}", json!({ "failed_seed": failure.seed }));
+            return Err(failure.into());
+        }
+    }
     Ok(())
 }
 

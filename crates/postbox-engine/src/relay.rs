@@ -68,15 +68,17 @@ pub struct Relay<S, K> {
 pub enum Stopped {
     /// All that was in hand is settled and the lease is handed over.
     Clean,
+    /// All that was in hand is settled, but the source did not take the lease back: another relay waits for its end.
+    LeaseKept,
     /// The drain deadline passed; what was in flight will be sent again, with the same ids.
     Abandoned {
-        /// Events without an outcome.
+        /// Events without an outcome, or whose outcome the source did not record in time.
         in_flight: usize,
     },
 }
 
-/// The longest pause during an outage of the database or the destination: both are back for us within seconds.
-const OUTAGE_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// How long a source that does not answer may keep a relay from ending: once for what is to be settled, once for the lease.
+const TELL_MAX: Duration = Duration::from_secs(3);
 
 impl<S: Source, K: Sink> Relay<S, K> {
     /// Joins them; nothing happens before [`Relay::run`].
@@ -102,10 +104,7 @@ impl<S: Source, K: Sink> Relay<S, K> {
             self.sink.prepare();
             let acquired = tokio::select! {
                 biased; // a stop signal wins over a lease that comes at the same moment
-                () = &mut stop => {
-                    self.hand_over().await;
-                    return Ok(Stopped::Clean);
-                }
+                () = &mut stop => return Ok(self.hand_over(Stopped::Clean).await),
                 acquired = self.source.acquire() => acquired,
             };
             let began = Instant::now();
@@ -116,10 +115,7 @@ impl<S: Source, K: Sink> Relay<S, K> {
             self.counters.leading.store(false, Relaxed);
             self.counters.in_hand.store(0, Relaxed);
             let error = match end {
-                End::Stopped(stopped) => {
-                    self.hand_over().await;
-                    return Ok(stopped);
-                }
+                End::Stopped(stopped) => return Ok(self.hand_over(stopped).await),
                 End::Lost(error) => error,
             };
             self.counters.failed(&error);
@@ -130,16 +126,16 @@ impl<S: Source, K: Sink> Relay<S, K> {
                     tracing::warn!(%stream, %error, "the source is out")
                 }
             }
-            failures = if began.elapsed() > OUTAGE_PAUSE_MAX { 1 } else { failures + 1 };
-            let pause = self.options.retry.pause(failures, &mut rng).min(OUTAGE_PAUSE_MAX);
+            failures = if began.elapsed() > Retry::OUTAGE_PAUSE_MAX { 1 } else { failures + 1 };
+            let pause = self.options.retry.outage_pause(failures, &mut rng);
             tokio::select! {
                 biased; // stop first, as above
                 () = &mut stop => {
                     // The source was out, so the lease may still be ours.
-                    if !planted::is(Bug::StopKeepsLease) {
-                        self.hand_over().await;
+                    if planted::is(Bug::StopKeepsLease) {
+                        return Ok(Stopped::Clean);
                     }
-                    return Ok(Stopped::Clean);
+                    return Ok(self.hand_over(Stopped::Clean).await);
                 }
                 () = tokio::time::sleep(pause) => {}
             }
@@ -147,9 +143,13 @@ impl<S: Source, K: Sink> Relay<S, K> {
     }
 
     /// Failing to hand over costs the next relay a wait for the lease's end, nothing else.
-    async fn hand_over(&self) {
-        if let Err(error) = self.source.release().await {
-            tracing::warn!(stream = %self.options.stream, %error, "the lease was not handed over; it ends by itself");
-        }
+    async fn hand_over(&self, stopped: Stopped) -> Stopped {
+        let error = match tokio::time::timeout(TELL_MAX, self.source.release()).await {
+            Ok(Ok(())) => return stopped,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("the source did not answer within {TELL_MAX:?}"),
+        };
+        tracing::warn!(stream = %self.options.stream, %error, "the lease was not handed over; it ends by itself");
+        if stopped == Stopped::Clean { Stopped::LeaseKept } else { stopped }
     }
 }

@@ -22,6 +22,15 @@ impl Default for Retry {
 }
 
 impl Retry {
+    /// The longest pause during an outage of the database or the destination: both are back for us within seconds.
+    pub(crate) const OUTAGE_PAUSE_MAX: Duration = Duration::from_secs(5);
+
+    /// A pause of an outage that has failed so often: as [`Retry::pause`], under a ceiling of seconds.
+    pub(crate) fn outage_pause(&self, failures: u32, rng: &mut Rng) -> Duration {
+        let pause_max = self.pause_max.min(Retry::OUTAGE_PAUSE_MAX);
+        Retry { pause_max, ..self.clone() }.pause(failures, rng)
+    }
+
     /// A pause after `failures` failures in a row (one or more): uniform in zero to min(pause_max, base * 2^(n-1)).
     /// "Full jitter" of Marc Brooker, Exponential Backoff And Jitter, 2015.
     pub fn pause(&self, failures: u32, rng: &mut Rng) -> Duration {
@@ -71,6 +80,23 @@ impl Rng {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Relays that lost their destination together must not come back together.
+    #[test]
+    fn pauses_are_jittered_up_to_the_ceiling_also_in_a_long_outage() {
+        let (retry, mut rng) = (Retry::default(), Rng::new(7));
+        for failures in [10, 100, u32::MAX] {
+            let mut pauses: Vec<Duration> = (0..1_000).map(|_| retry.outage_pause(failures, &mut rng)).collect();
+            pauses.sort();
+            pauses.dedup();
+            assert_eq!(pauses.len(), 1_000, "no two are the same");
+            assert!(pauses[999] <= Retry::OUTAGE_PAUSE_MAX && pauses[999] > Retry::OUTAGE_PAUSE_MAX.mul_f64(0.99));
+            assert!(
+                pauses[250] > Retry::OUTAGE_PAUSE_MAX.mul_f64(0.2)
+                    && pauses[250] < Retry::OUTAGE_PAUSE_MAX.mul_f64(0.3)
+            );
+        }
+    }
 
     #[test]
     fn the_default_gives_up_after_a_quarter_of_an_hour_on_average() {

@@ -32,6 +32,8 @@ struct Told {
     /// What each settle said of the time of sending.
     sent: Mutex<Vec<Instant>>,
     releases: Mutex<u32>,
+    /// From the first settle on it answers nothing any more.
+    silent: bool,
 }
 
 impl Told {
@@ -76,12 +78,18 @@ impl Source for Told {
     }
     async fn settle(&self, settlements: &[Settlement], sent: Instant) -> Result<(), SourceError> {
         self.sent.lock().unwrap().push(sent);
+        if self.silent {
+            pending::<()>().await;
+        }
         sleep(Duration::from_millis(5)).await;
         self.settled.lock().unwrap().extend_from_slice(settlements);
         Ok(())
     }
     async fn release(&self) -> Result<(), SourceError> {
         *self.releases.lock().unwrap() += 1;
+        if self.silent {
+            pending::<()>().await;
+        }
         Ok(())
     }
 }
@@ -224,6 +232,25 @@ async fn at_the_drain_deadline_what_is_in_flight_is_abandoned_and_the_rest_is_se
     assert_eq!(source.verdicts(), [(0, Verdict::Published)], "no verdict on what has no outcome");
     assert_eq!(source.releases(), 1);
     assert!(took >= Duration::from_secs(10) && took < Duration::from_secs(11), "{took:?}");
+}
+
+/// It ends within seconds of its deadline, and claims neither what was not recorded nor a lease that was not taken back.
+#[tokio::test(start_paused = true)]
+async fn case_l4_a_source_that_is_silent_keeps_no_relay_from_ending() {
+    let source = Told { silent: true, ..Told::with(&["a", "b", "c"]) };
+    let relay = Running::start(source, Script::new(&[(1_000, OK), (1_000, OK)], 1));
+    relay.sink.wait_for(3).await;
+    sleep(Duration::from_secs(2)).await;
+    let (source, ended, took) = relay.stop().await;
+    assert_eq!(ended.unwrap(), Stopped::Abandoned { in_flight: 3 }, "two are not recorded, one has no answer");
+    assert_eq!((source.verdicts(), source.releases()), (vec![], 1));
+    assert!(took >= Duration::from_secs(10) && took < Duration::from_secs(17), "{took:?}");
+
+    let idle = Running::start(Told { silent: true, ..Told::with(&[]) }, Script::new(&[], 1));
+    sleep(Duration::from_secs(2)).await;
+    let (_, ended, took) = idle.stop().await;
+    assert_eq!(ended.unwrap(), Stopped::LeaseKept);
+    assert!(took < Duration::from_secs(4), "{took:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 /// How often the live line is drawn: eyes see no more.
 const DRAW_EVERY: Duration = Duration::from_millis(500);
+/// How often a stream's line is drawn before the next one's turn.
+const TURN: usize = 4;
 /// How often the log tells the counters, when they have moved.
 const LOG_EVERY: Duration = Duration::from_secs(30);
 /// How often the database is asked for lag and held events; an idle relay makes few statements.
@@ -46,7 +48,7 @@ pub(crate) async fn tell(screen: Screen, streams: Vec<(Arc<str>, Arc<Counters>)>
         }
     }
     let (mut asked, mut status) = (None::<Instant>, Vec::new());
-    loop {
+    for drawn in 0.. {
         if asked.is_none_or(|at| at.elapsed() >= ASK_EVERY) {
             status = ask(admin.as_ref()).await;
             asked = Some(Instant::now());
@@ -57,7 +59,8 @@ pub(crate) async fn tell(screen: Screen, streams: Vec<(Arc<str>, Arc<Counters>)>
             live_line(&watched.name, &now, rate, status)
         };
         let lines: Vec<String> = streams.iter_mut().map(line).collect();
-        screen.draw(&clip(&lines.join(" | ")));
+        // Streams take turns: cut, a line would not say what matters of the last ones.
+        screen.draw(&clip(&lines[drawn / TURN % lines.len()]));
         tokio::time::sleep(DRAW_EVERY).await;
     }
 }

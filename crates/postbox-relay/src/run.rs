@@ -78,10 +78,7 @@ impl Runner {
             };
             match ended {
                 None => return outcome,
-                Some(Ok(Ok(Stopped::Clean))) => {}
-                Some(Ok(Ok(Stopped::Abandoned { in_flight }))) => {
-                    outcome = outcome.map(|before| add(before, in_flight))
-                }
+                Some(Ok(Ok(stopped))) => outcome = outcome.map(|before| worse(before, stopped)),
                 Some(Ok(Err(error))) => {
                     outcome = outcome.and(Err(error.into()));
                     stopping.send_replace(true);
@@ -92,10 +89,15 @@ impl Runner {
     }
 }
 
-fn add(before: Stopped, more: usize) -> Stopped {
-    match before {
-        Stopped::Clean => Stopped::Abandoned { in_flight: more },
-        Stopped::Abandoned { in_flight } => Stopped::Abandoned { in_flight: in_flight + more },
+/// How two relays ended, as one.
+fn worse(one: Stopped, other: Stopped) -> Stopped {
+    match (one, other) {
+        (Stopped::Abandoned { in_flight: n }, Stopped::Abandoned { in_flight: m }) => {
+            Stopped::Abandoned { in_flight: n + m }
+        }
+        (abandoned @ Stopped::Abandoned { .. }, _) | (_, abandoned @ Stopped::Abandoned { .. }) => abandoned,
+        (Stopped::LeaseKept, _) | (_, Stopped::LeaseKept) => Stopped::LeaseKept,
+        (Stopped::Clean, Stopped::Clean) => Stopped::Clean,
     }
 }
 

@@ -101,7 +101,7 @@ impl AnySink {
             #[cfg(feature = "kafka")]
             AnySink::Kafka(sink) => sink.warning(),
             #[cfg(feature = "webhook")]
-            AnySink::Webhook(_) => None,
+            AnySink::Webhook(sink) => sink.warning(),
             AnySink::Stdout(_) => None,
         }
     }

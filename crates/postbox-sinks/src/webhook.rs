@@ -92,12 +92,21 @@ impl WebhookSink {
         if let Some(file) = &config.ca_file {
             let pem = std::fs::read(file).map_err(|e| error(format!("`ca_file` {}: {e}", file.display())))?;
             let certificates = reqwest::Certificate::from_pem_bundle(&pem);
-            client =
-                client.tls_certs_only(certificates.map_err(|e| error(format!("`ca_file` {}: {e}", file.display())))?);
+            let certificates = certificates.map_err(|e| error(format!("`ca_file` {}: {e}", file.display())))?;
+            if certificates.is_empty() {
+                return Err(error(format!("`ca_file` {}: no certificate in it (PEM is wanted)", file.display())));
+            }
+            client = client.tls_certs_only(certificates);
         }
         let client =
             client.build().map_err(|e| BuildError { source: Some(e.into()), ..error("no HTTP client".into()) })?;
         Ok(WebhookSink { client, url, signer, config: config.clone() })
+    }
+
+    /// What is no error, and is seldom meant.
+    pub fn warning(&self) -> Option<&str> {
+        let without = "without `url` only events whose destination is itself a URL go out, all others are dead";
+        self.url.is_none().then_some(without)
     }
 
     /// Why this can be no destination.

@@ -1,10 +1,11 @@
 //! One tenure of the lease: everything in hand belongs to it and is forgotten with it.
 
-use super::{OUTAGE_PAUSE_MAX, Relay, Stopped};
+use super::{Relay, Stopped, TELL_MAX};
+use crate::message::uuid_text;
 use crate::planted::{self, Bug};
 use crate::telemetry::Counters;
 use crate::{
-    Batch, Claim, ClaimLimit, Lanes, Message, Outcome, Rng, SendError, SendErrorKind, Settlement, Sink, Source,
+    Batch, Claim, ClaimLimit, Event, Lanes, Message, Outcome, Rng, SendError, SendErrorKind, Settlement, Sink, Source,
     SourceError, SourceErrorKind, Verdict,
 };
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -36,7 +37,9 @@ pub(super) struct Tenure<'a, S, K> {
     claiming: Waiting<Result<Claim, SourceError>>,
     renewing: Waiting<Result<Duration, SourceError>>,
     /// Run to their end whatever happens to this loop: half a settle would be worse than none.
-    settling: FuturesUnordered<JoinHandle<Result<(), SourceError>>>,
+    settling: FuturesUnordered<JoinHandle<Result<usize, SourceError>>>,
+    /// Outcomes that are on their way into the source.
+    unsettled: usize,
     /// When the newest batch went of those that came back.
     sent: Instant,
     /// The last moment at which a message may be on its way.
@@ -63,6 +66,7 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
             claiming: None,
             renewing: None,
             settling: FuturesUnordered::new(),
+            unsettled: 0,
             sent: now,
             send_until: now,
             renew_at: now,
@@ -81,7 +85,7 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
     }
 
     pub(super) async fn run(mut self, stop: &mut Pin<&mut (dyn Future<Output = ()> + Send)>) -> End {
-        let end = loop {
+        let mut end = loop {
             self.start().await;
             if self.draining.is_some() && self.lanes.events() == 0 && self.settling.is_empty() {
                 break End::Stopped(Stopped::Clean);
@@ -100,11 +104,24 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
         // while a settle of this tenure is on its way.
         self.sends.clear();
         self.claiming = None;
-        while self.settling.next().await.is_some() {}
-        if let End::Stopped(Stopped::Abandoned { .. }) = end {
-            // What came back in time need not be sent again. Failing here costs duplicates, nothing else.
-            let _ = self.relay.source.settle(&self.lanes.settled(), self.sent).await;
-        }
+        let End::Stopped(Stopped::Abandoned { in_flight }) = &mut end else {
+            while self.settling.next().await.is_some() {}
+            return end;
+        };
+        // What came back in time need not be sent again. Failing here costs duplicates, nothing else.
+        let (settlements, source) = (self.lanes.settled(), &self.relay.source);
+        let (settling, unsettled, last) = (&mut self.settling, &mut self.unsettled, outcomes(&settlements));
+        *unsettled += last;
+        let told = async {
+            while let Some(settled) = settling.next().await {
+                *unsettled -= settled.ok().and_then(Result::ok).unwrap_or_default();
+            }
+            if source.settle(&settlements, self.sent).await.is_ok() {
+                *unsettled -= last;
+            }
+        };
+        let _ = tokio::time::timeout(TELL_MAX, told).await;
+        *in_flight += self.unsettled;
         end
     }
 
@@ -147,8 +164,9 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
             return;
         }
         count(&self.relay.counters, &settlements);
-        let (source, sent) = (self.relay.source.clone(), self.sent);
-        let mut settle = Box::pin(async move { source.settle(&settlements, sent).await });
+        let (source, sent, n) = (self.relay.source.clone(), self.sent, outcomes(&settlements));
+        self.unsettled += n;
+        let mut settle = Box::pin(async move { source.settle(&settlements, sent).await.map(|()| n) });
         let polled = if late { Poll::Pending } else { poll_fn(|cx| Poll::Ready(settle.as_mut().poll(cx))).await };
         self.settling.push(match polled {
             Poll::Ready(result) => tokio::spawn(std::future::ready(result)),
@@ -172,6 +190,7 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
                 Err(error) => {
                     self.relay.counters.failed(&error);
                     let verdict = Verdict::Dead { attempts: claimed.attempts, error: error.to_string().into() };
+                    self.tell_death(&claimed.event, &verdict);
                     refused.push(n);
                     outcomes.push(Outcome::Verdict(verdict));
                 }
@@ -216,7 +235,9 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
                 }
                 Err(error) => {
                     self.relay.counters.failed(&error);
-                    Outcome::Verdict(self.relay.options.retry.verdict(claimed.attempts + 1, &error, self.rng))
+                    let verdict = self.relay.options.retry.verdict(claimed.attempts + 1, &error, self.rng);
+                    self.tell_death(&claimed.event, &verdict);
+                    Outcome::Verdict(verdict)
                 }
             });
             answered |= outcomes.last() != Some(&Outcome::Again);
@@ -232,6 +253,15 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
         }
     }
 
+    /// Who reads the log alone must learn of it too.
+    fn tell_death(&self, event: &Event, verdict: &Verdict) {
+        if let Verdict::Dead { attempts, error } = verdict {
+            let (id, stream) = (uuid_text(event.event_id()), &self.relay.options.stream);
+            let event_id = std::str::from_utf8(&id).unwrap_or_default();
+            tracing::warn!(%stream, event_id, attempts, %error, "an event is dead");
+        }
+    }
+
     /// The destination is out. Batches that were in flight together count as one outage.
     fn pause(&mut self, error: &SendError) {
         self.relay.counters.failed(error);
@@ -241,7 +271,7 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
         self.outages += 1;
         self.relay.source.trouble(Some(&error.message));
         Counters::add(&self.relay.counters.outages, 1);
-        let jittered = self.relay.options.retry.pause(self.outages, self.rng).min(OUTAGE_PAUSE_MAX);
+        let jittered = self.relay.options.retry.outage_pause(self.outages, self.rng);
         let pause = jittered.max(error.retry_after.unwrap_or_default());
         tracing::warn!(stream = %self.relay.options.stream, %error, ?pause, "the destination is out: paused");
         self.paused_until = Some(Instant::now() + pause);
@@ -275,7 +305,7 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
                 self.renewing = Some(Box::pin(async move { source.renew().await }));
             }
             Some(settled) = self.settling.next() => {
-                settled.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+                self.unsettled -= settled.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
             }
             Some(sent) = self.sends.next() => self.complete(sent),
             () = stop, if self.draining.is_none() => {
@@ -294,6 +324,11 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
         }
         Ok(None)
     }
+}
+
+/// How many of them tell what became of an event that was sent.
+fn outcomes(settlements: &[Settlement]) -> usize {
+    settlements.iter().filter(|s| s.verdict != Verdict::Release).count()
 }
 
 /// The error says nothing about the event.

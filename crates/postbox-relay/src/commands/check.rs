@@ -51,7 +51,10 @@ async fn check_sink(name: &str, stream: &StreamSection) -> Result<Vec<Finding>, 
         findings.push(bad(format!("{what}: {error}"), None));
         return Ok(findings);
     }
-    findings.push(Finding { ok: true, what: format!("{what}: connected"), remedy: None });
+    if stream.sink != SinkName::Webhook || sink.warning().is_none() {
+        // A webhook without an address has nothing to connect to.
+        findings.push(Finding { ok: true, what: format!("{what}: connected"), remedy: None });
+    }
     match sink.check_destinations(&route.fixed_topics().collect::<Vec<_>>()).await {
         Ok(wrong) => findings.extend(wrong.into_iter().map(|wrong| bad(format!("{what}: {wrong}"), None))),
         Err(error) => findings.push(bad(format!("{what}: {error}"), None)),

@@ -59,8 +59,11 @@ async fn relay(config: &Config, args: &RelayArgs) -> Result<(), Failure> {
     drop(shop);
     match outcome? {
         Stopped::Clean => screen.say("stopped: all in hand is settled, and the lease is handed over"),
+        Stopped::LeaseKept => {
+            screen.say("stopped: all in hand is settled; the lease could not be handed over, and ends by itself")
+        }
         Stopped::Abandoned { in_flight } => screen.say(&format!(
-            "stopped at relay.drain_timeout: {in_flight} events had no answer yet and are sent again by the next relay"
+            "stopped at relay.drain_timeout: {in_flight} events had no answer yet, or it could not be recorded; the next relay sends them again"
         )),
     }
     Ok(())

@@ -175,6 +175,40 @@ fn case_t3_a_role_without_rights_is_told_which_and_a_granted_one_is_enough() {
     let id = execute(&database, "SELECT postbox.publish('order', '1', 'order.placed', '{}')")[0][0].clone().unwrap();
     relay.stdout.wait_for(&id);
     relay.stop();
+    // Who may only write publishes by the command line, too.
+    execute(&database, &format!("REVOKE {1} FROM login_{database}; GRANT {0} TO login_{database}", roles[0], roles[1]));
+    let id = login.ok(&["publish", "order", "1", "order.paid", "{}"]).stdout;
+    assert_eq!(folder.json(&["trace", id.trim(), "--json"])[0]["state"], "pending");
+}
+
+#[test]
+fn sessions_that_may_not_write_are_found_by_check() {
+    let (folder, database) = migrated();
+    execute(&database, &format!("ALTER DATABASE {database} SET default_transaction_read_only = on"));
+    let check = folder.run(&["check"]);
+    assert!(check.code == Some(3) && check.stdout.contains("default_transaction_read_only"), "{check:?}");
+}
+
+/// A writer may set any time. Held, it must not keep others from being settled.
+#[test]
+fn events_of_any_time_are_dead_alone_and_the_log_tells_of_each() {
+    let (folder, database) = migrated();
+    let config = "[stream.main]\nsink = \"stdout\"\nroutes = [{ event_type = \"good\", topic = \"t\" }]\n";
+    std::fs::write(folder.file("postbox.toml"), config).unwrap();
+    let relay = folder.leading_relay();
+    for time in ["294276-12-31", "4713-01-01 BC", "2026-01-01"] {
+        let bad = format!(
+            "INSERT INTO postbox.outbox (aggregate_type, aggregate_id, event_type, created_at) VALUES ('a', '1', 'bad', '{time}') RETURNING event_id"
+        );
+        let bad = execute(&database, &bad)[0][0].clone().unwrap();
+        let line = relay.stderr.wait_for(&bad);
+        assert!(line.contains("an event is dead") && line.contains("attempts=0"), "{line}");
+        let good = folder.ok(&["publish", "a", "1", "good", "{}"]).stdout;
+        relay.stdout.wait_for(good.trim());
+        until("both are settled", || folder.json(&["status", "--json"])[0]["pending"] == 0);
+        assert_eq!(folder.json(&["trace", &bad, "--json"])[0]["state"], "dead");
+    }
+    relay.stop();
 }
 
 #[test]

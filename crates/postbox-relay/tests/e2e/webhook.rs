@@ -51,3 +51,15 @@ fn case_k9_a_failing_receiver_gets_the_event_again_with_the_same_id_and_signatur
     assert!(!relay.stderr.text().contains("whsec_") && !folder.ok(&["config", "print"]).stdout.contains("whsec_"));
     relay.stop();
 }
+
+#[test]
+fn a_webhook_without_an_address_or_with_a_useless_authority_is_told_by_check() {
+    let config = "[stream.main]\nsink = \"webhook\"\n[stream.main.webhook]\nsecret = \"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\"\n";
+    let check = Folder::with_config(config).run(&["check"]);
+    assert!(check.stdout.contains("warning: without `url`") && !check.stdout.contains("connected"), "{check:?}");
+    let folder = Folder::with_config(&format!(
+        "{config}url = \"https://127.0.0.1:1/\"\nallow_private = true\nca_file = \"ca.pem\"\n"
+    ));
+    std::fs::write(folder.file("ca.pem"), "nothing").unwrap();
+    folder.ended_relay(&[]).failed_with(2, &["ca.pem", "no certificate in it"]);
+}

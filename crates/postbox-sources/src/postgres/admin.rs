@@ -84,7 +84,7 @@ pub async fn migrate(url: &str, schema: &str, retention: Duration) -> Result<Mig
 
 /// Writes one event in a transaction of its own.
 pub async fn publish(url: &str, schema: &str, event: &postbox::Event) -> Result<(), SourceError> {
-    let mut session = open(url, schema).await?;
+    let mut session = connect(url, Role::Admin, |_| ()).await?; // a writer has no right to look at the version
     let tx = within(STATEMENT_TIMEOUT, "begin", session.client.transaction()).await?;
     let published = postbox::Outbox::new(schema).publish(&tx, event).await;
     published.map_err(|e| refused(e.to_string()).caused_by(e))?;
@@ -116,6 +116,14 @@ async fn look(url: &str, schema: &str, keep: Duration, findings: &mut Vec<Findin
     findings.push(good(format!("PostgreSQL {version}: connected to database {database} as role {role}")));
     if row.get(3) {
         findings.push(bad("this server is a standby".into(), Some("connect to the primary".into())));
+        return Ok(());
+    }
+    let writable =
+        within(STATEMENT_TIMEOUT, "ask whether it takes writes", session.query_one("SHOW transaction_read_only", &[]))
+            .await?;
+    if writable.get::<_, &str>(0) == "on" {
+        let remedy = format!("ALTER ROLE {} SET default_transaction_read_only = off", quoted(&role));
+        findings.push(bad("sessions are read-only: default_transaction_read_only is on".into(), Some(remedy)));
         return Ok(());
     }
     migrate::require(&session, schema).await?;

@@ -3,7 +3,7 @@
 //!
 //! Follow an event: `reader` asks for it, `wire` receives it, `row` copies it into a page, the engine publishes it, `record`
 //! settles it.
-//! A relay holds four connections to the database (see `log`); a fifth never.
+//! A relay holds four connections to the database (see `log`), and a fifth only while one is being made (see `connect`).
 
 pub mod admin;
 mod connect;

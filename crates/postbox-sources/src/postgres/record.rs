@@ -69,6 +69,10 @@ fn age(sent: Option<Instant>) -> Option<i64> {
 /// A hundred years in microseconds: the database's times have an end.
 const DUE_MAX: i64 = 3_155_760_000_000_000;
 
+/// The years 1 and 9999 in microseconds since 1970: a writer may set any time, and the sum with it must have a meaning.
+const CREATED_MIN: i64 = -62_135_596_800_000_000;
+const CREATED_MAX: i64 = 253_402_300_799_000_000;
+
 /// The held rows column by column, as `unnest` takes them.
 #[derive(Default)]
 struct Held<'a> {
@@ -97,7 +101,7 @@ impl<'a> Held<'a> {
             rows.aggregate_ids.push(event.aggregate_id());
             rows.event_ids.push(Uuid::from_bytes(event.event_id()).to_string());
             rows.event_types.push(event.event_type());
-            rows.created.push(event.created_at());
+            rows.created.push(event.created_at().clamp(CREATED_MIN, CREATED_MAX));
             rows.states.push(change.state.name());
             rows.attempts.push(i32::try_from(change.attempts).unwrap_or(i32::MAX));
             rows.due.push(due(change));
