@@ -267,12 +267,15 @@ async fn case_d5_four_connections_and_settling_waits_behind_no_claim(version: Pg
     let open = "SELECT coalesce(string_agg(application_name, ', ' ORDER BY application_name), '') FROM pg_stat_activity \
                 WHERE datname = current_database() AND application_name LIKE 'postbox%'";
     const FOUR: &str = "postbox keeper, postbox listener, postbox reader, postbox settler";
+    // Then it is set up: while it is, a second one beside it shows that it has a session of its own.
+    let listens =
+        "SELECT count(*) = 1 FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'";
     acquire(&log).await;
-    in_time("four connections", async { while db.one::<String>(open).await != FOUR {} }).await;
     let waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'postbox reader' AND wait_event_type = 'Lock'";
     let other = client(&db.url).await;
     in_time("renewed and settled while the claim waits", async {
         loop {
+            while !db.one::<bool>(listens).await || db.one::<String>(open).await != FOUR {}
             db.insert(10, 3).await;
             let page = log.read(LIMIT).await.unwrap();
             other.batch_execute("BEGIN; LOCK TABLE postbox.outbox_0 IN ACCESS EXCLUSIVE MODE").await.unwrap();
