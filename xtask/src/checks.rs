@@ -1,6 +1,6 @@
 //! The verbs that say whether the tree is in order: tests, house rules, the whole of it.
 
-use crate::{lean, shell, tidy};
+use crate::{Told, lean, shell, tidy};
 use anyhow::{Result, bail};
 use postbox_testkit::services::{Kafka, PgVersion, Postgres};
 use serde_json::json;
@@ -16,9 +16,50 @@ pub(crate) fn test(extra: &[String]) -> Result<()> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         cargo.env("RUST_TEST_THREADS", (2 * cores).to_string());
     }
-    shell::run(cargo)?;
+    cargo.arg("--no-fail-fast"); // one run says all that is wrong
+    let mut counts = Counts::default();
+    shell::each_line(cargo, |line| {
+        println!("{line}");
+        counts.add(line);
+    })
     // Some tests were named: the others are not asked for.
-    if extra.is_empty() { lean::check() } else { Ok(()) }
+    .and_then(|()| if extra.is_empty() { lean::check() } else { Ok(()) })
+    .inspect(|()| counts.print(None))
+    .map_err(|error| {
+        counts.print(Some(&error));
+        Told(format!("{error:#}")).into()
+    })
+}
+
+/// Of all test binaries so far.
+#[derive(Default)]
+struct Counts {
+    passed: u64,
+    failed: u64,
+    ignored: u64,
+}
+
+impl Counts {
+    /// Reads the line that a test binary ends with: "test result: ok. 3 passed; 0 failed; 0 ignored; ..".
+    fn add(&mut self, line: &str) {
+        let Some(result) = line.strip_prefix("test result: ") else { return };
+        let count = |what: &str| {
+            let (before, _) = result.split_once(what)?;
+            before.trim_end().rsplit(' ').next()?.parse::<u64>().ok()
+        };
+        self.passed += count(" passed").unwrap_or_default();
+        self.failed += count(" failed").unwrap_or_default();
+        self.ignored += count(" ignored").unwrap_or_default();
+    }
+
+    fn print(&self, error: Option<&anyhow::Error>) {
+        let Counts { passed, failed, ignored } = self;
+        let mut line = json!({ "passed": passed, "failed": failed, "ignored": ignored });
+        if let Some(error) = error {
+            line["error"] = format!("{error:#}").into();
+        }
+        println!("{line}");
+    }
 }
 
 /// `cargo x tidy`.
@@ -30,7 +71,7 @@ pub(crate) fn tidy() -> Result<()> {
     }
     println!("{}", json!({ "files": tree.len(), "problems": problems.len() }));
     if !problems.is_empty() {
-        bail!("{} problems", problems.len());
+        bail!(Told(format!("{} problems", problems.len())));
     }
     Ok(())
 }
@@ -50,7 +91,7 @@ pub(crate) fn sim(seeds: std::ops::Range<u64>) -> Result<()> {
         Ok(summary) => println!("{}", serde_json::to_string(&summary)?),
         Err(failure) => {
             println!("{}", json!({ "failed_seed": failure.seed }));
-            return Err(failure.into());
+            bail!(Told(format!("{failure}")));
         }
     }
     Ok(())
@@ -67,4 +108,23 @@ pub(crate) fn services() -> Result<()> {
     tokio::runtime::Runtime::new()?.block_on(tokio::signal::ctrl_c())?;
     kafka.stop()?;
     postgres.stop()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_results_of_all_test_binaries_are_added_up() {
+        let mut counts = Counts::default();
+        for line in [
+            "running 13 tests",
+            "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 4 filtered out; finished in 0.10s",
+            "test what_is_said ... ok",
+            "test result: FAILED. 100 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 12.00s",
+        ] {
+            counts.add(line);
+        }
+        assert_eq!((counts.passed, counts.failed, counts.ignored), (112, 2, 1));
+    }
 }

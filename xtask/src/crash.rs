@@ -5,7 +5,7 @@
 use crate::audit::{Audit, Listener, Seen};
 use crate::relay::Relay;
 use crate::world::{Setup, World, connect};
-use crate::{load, shell};
+use crate::{Told, load, shell};
 use anyhow::{Result, bail};
 use postbox_engine::{Rng, repeated_max};
 use std::sync::Arc;
@@ -69,17 +69,14 @@ async fn run_all(kills: u64, seed: u64) -> Result<()> {
         "{{\"kills\":{kills},\"written\":{written},\"delivered\":{delivered},\"lost\":{lost},\"reordered\":{reordered},\"duplicated\":{duplicated}}}"
     );
     if lost + audit.reordered + audit.foreign > 0 {
-        bail!(
-            "{lost} lost, {} reordered, {} delivered that never committed; seed {seed}",
-            audit.reordered,
-            audit.foreign
-        );
+        let foreign = audit.foreign;
+        let what = format!("{lost} lost, {reordered} reordered, {foreign} delivered that never committed; seed {seed}");
+        bail!(Told(what));
     }
     if audit.duplicated > possible {
-        bail!(
-            "{} duplicates, but {of_owner} kills of the lease's owner explain {possible} at most; seed {seed}",
-            audit.duplicated
-        );
+        bail!(Told(format!(
+            "{duplicated} duplicates, but {of_owner} kills of the lease's owner explain {possible} at most; seed {seed}"
+        )));
     }
     Ok(())
 }

@@ -37,8 +37,13 @@ fn busy() -> Result<u64> {
     Ok(ticks.iter().enumerate().filter(|(n, _)| ![3, 4].contains(n) && *n < 7).map(|(_, t)| t).sum())
 }
 
-/// Ticks of this process and of all that descend from it, with those that they have buried.
+/// Ticks of this process and of its descendants.
 fn ours() -> Result<u64> {
+    family(std::process::id())
+}
+
+/// Ticks of a process and of all that descend from it, with those that they have buried.
+pub(crate) fn family(root: u32) -> Result<u64> {
     let mut processes = HashMap::new();
     for entry in std::fs::read_dir("/proc")? {
         let pid = entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
@@ -47,9 +52,8 @@ fn ours() -> Result<u64> {
             processes.insert(pid, times);
         }
     }
-    let own = std::process::id();
     let descends = |mut pid: u32| {
-        while pid != own {
+        while pid != root {
             match processes.get(&pid) {
                 Some(times) => pid = times.parent,
                 None => return false,

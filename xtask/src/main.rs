@@ -15,6 +15,7 @@ mod world;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use serde_json::json;
 use std::process::ExitCode;
 
 #[derive(Parser)]
@@ -73,14 +74,34 @@ enum Verb {
     Ci,
 }
 
-fn main() -> ExitCode {
-    match run(Args::parse().verb) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("cargo x: {error:#}");
-            ExitCode::FAILURE
-        }
+impl Verb {
+    /// It measures or counts, and ends with a line of JSON in any case.
+    fn has_a_line(&self) -> bool {
+        !matches!(self, Verb::Services | Verb::Ci)
     }
+}
+
+/// What went wrong was told by a line of JSON already.
+#[derive(Debug)]
+struct Told(String);
+
+impl std::fmt::Display for Told {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Told {}
+
+fn main() -> ExitCode {
+    let verb = Args::parse().verb;
+    let has_a_line = verb.has_a_line();
+    let Err(error) = run(verb) else { return ExitCode::SUCCESS };
+    if has_a_line && !error.is::<Told>() {
+        println!("{}", json!({ "error": format!("{error:#}") }));
+    }
+    eprintln!("cargo x: {error:#}");
+    ExitCode::FAILURE
 }
 
 fn run(verb: Verb) -> Result<()> {

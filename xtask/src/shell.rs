@@ -1,8 +1,10 @@
 //! Running other programs: the command is shown, its failure is an error that names it.
 
+use crate::Told;
 use anyhow::{Context, Result, bail};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// The repository's top folder.
 pub(crate) fn root() -> PathBuf {
@@ -27,6 +29,24 @@ pub(crate) fn run(mut command: Command) -> Result<()> {
     let shown = show(&command);
     eprintln!("$ {shown}");
     let status = command.status().with_context(|| format!("cannot start `{shown}`"))?;
+    if !status.success() {
+        bail!("`{shown}` ended with {status}");
+    }
+    Ok(())
+}
+
+/// Runs it to its end and shows each line of its stdout to `see` as it comes; anything but success is an error.
+pub(crate) fn each_line(mut command: Command, mut see: impl FnMut(&str)) -> Result<()> {
+    let shown = show(&command);
+    eprintln!("$ {shown}");
+    let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| format!("cannot start `{shown}`"))?;
+    let mut stdout = BufReader::new(child.stdout.take().context("it was piped")?);
+    let mut line = Vec::new();
+    while stdout.read_until(b'\n', &mut line)? > 0 {
+        see(String::from_utf8_lossy(&line).trim_end_matches('\n'));
+        line.clear();
+    }
+    let status = child.wait()?;
     if !status.success() {
         bail!("`{shown}` ended with {status}");
     }
@@ -74,6 +94,6 @@ pub(crate) fn in_release() -> Result<bool> {
     }
     let mut again = cargo(&["run", "--release", "--quiet", "--package", "xtask", "--"]);
     again.args(std::env::args_os().skip(1));
-    run(again)?;
+    run(again).map_err(|error| Told(format!("{error:#}")))?; // by its own line
     Ok(true)
 }

@@ -18,7 +18,7 @@ pub(crate) const TOPIC: &str = "events";
 pub(crate) const MEMORY_TOPIC: &str = "memory";
 
 pub(crate) struct World {
-    _postgres: Postgres, // runs until it is dropped
+    pub(crate) postgres: Postgres,
     pub(crate) kafka: Kafka,
     binary: PathBuf,
     folder: TempDir,
@@ -58,7 +58,7 @@ impl World {
             kafka.create_topic(topic, PARTITIONS as u32, &[])?;
         }
         let url = format!("{}?sslmode=disable", postgres.create_database());
-        let world = World { _postgres: postgres, kafka, binary, folder: tempfile::tempdir()?, url, relay: setup.relay };
+        let world = World { postgres, kafka, binary, folder: tempfile::tempdir()?, url, relay: setup.relay };
         world.configure("postbox.toml", &world.url, TOPIC)?;
         shell::run(world.postbox(&["migrate"]))?;
         Ok(world)

@@ -25,7 +25,7 @@ pub struct RelayOptions {
     pub bytes_max: usize,
     /// When a failed event is tried again; its pauses are also those of an outage, up to 5 seconds.
     pub retry: Retry,
-    /// After this long without an outcome a send is given up as unknown.
+    /// After this long without an outcome a send is given up as unknown; twice as long each time in a row, up to 16 times.
     pub send_timeout: Duration,
     /// After a stop signal, how long sends in flight may take before they are given up.
     pub drain_timeout: Duration,

@@ -47,6 +47,9 @@ pub enum Envelope {
     #[default]
     #[serde(rename = "plain")]
     Plain,
+    /// As `Plain`, and the event's id in the header `id` too: what consumers of Debezium's outbox event router read.
+    #[serde(rename = "debezium")]
+    Debezium,
     /// CloudEvents 1.0, binary mode: the payload as it is, `ce_*` headers.
     #[serde(rename = "cloudevents-binary")]
     CloudEventsBinary,
@@ -131,6 +134,7 @@ impl Route {
         };
         let (headers, body) = match rule.map_or(Envelope::Plain, |rule| rule.envelope) {
             Envelope::Plain => (envelope::plain(event, &texts, replay)?, None),
+            Envelope::Debezium => (envelope::debezium(event, &texts, replay)?, None),
             Envelope::CloudEventsBinary => (envelope::binary(event, &texts, replay)?, None),
             Envelope::CloudEventsStructured => envelope::structured(event, &texts, replay)?,
         };
@@ -142,6 +146,18 @@ impl Route {
         self.rules.iter().filter_map(|rule| match &rule.topic {
             Topic::Fixed(topic) => Some(&**topic),
             Topic::Template { .. } => None,
+        })
+    }
+
+    /// What topics that depend on the event have between their placeholders, likewise.
+    pub fn topic_parts(&self) -> impl Iterator<Item = &str> {
+        let parts = self.rules.iter().filter_map(|rule| match &rule.topic {
+            Topic::Fixed(_) => None,
+            Topic::Template { parts } => Some(parts),
+        });
+        parts.flatten().filter_map(|part| match part {
+            Part::Text(text) => Some(&**text),
+            Part::AggregateType | Part::EventType | Part::Destination => None,
         })
     }
 

@@ -18,7 +18,7 @@ pub trait Sink: Send + Sync + 'static {
     /// any more, and nothing counts as acknowledged.
     fn send(&self, batch: &[Message]) -> impl Future<Output = Vec<Result<(), SendError>>> + Send;
 
-    /// Connects and checks rights, and sends nothing.
+    /// Connects and checks rights, and sends no event.
     fn check(&self) -> impl Future<Output = Result<(), SendError>> + Send;
 }
 

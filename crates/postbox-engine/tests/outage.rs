@@ -98,6 +98,8 @@ enum Trouble {
     Away,
     /// The first batch takes so long.
     Slow(Duration),
+    /// Each send takes so long.
+    Sluggish(Duration),
 }
 
 impl Sink for Broker {
@@ -111,6 +113,11 @@ impl Sink for Broker {
                 false
             }
             Trouble::Slow(_) => false,
+            Trouble::Sluggish(time) => {
+                self.sends.fetch_add(1, Relaxed);
+                sleep(time).await;
+                false
+            }
             Trouble::Away => {
                 self.sends.fetch_add(1, Relaxed);
                 (Duration::from_secs(1)..OUTAGE).contains(&self.began.elapsed())
@@ -182,6 +189,24 @@ async fn case_k1_half_an_hour_without_a_broker_costs_no_memory_and_no_attempt_an
     assert_eq!(relay.passed(), all, "not drained in {bound:?}");
     assert_eq!(relay.source.log().held.load(Relaxed), 0);
     relay.stop().await;
+}
+
+/// The default send_timeout is 30 s.
+#[tokio::test(start_paused = true)]
+async fn case_k2_a_destination_slower_than_the_send_timeout_is_given_more_time() {
+    for takes in [20, 31, 100, 479] {
+        let relay = Running::start(RATE, 50, Trouble::Sluggish(Duration::from_secs(takes)));
+        sleep(Duration::from_secs(1_000)).await;
+        let (passed, sends) = (relay.passed(), relay.sink.sends.load(Relaxed));
+        sleep(Duration::from_secs(4_000)).await;
+        let (passed, sends) = (relay.passed() - passed, relay.sink.sends.load(Relaxed) - sends);
+        // Once it is known how slow it is, nothing is sent twice; what is in flight at both ends makes the difference.
+        let once = passed.div_ceil(BATCH as u64) + IN_FLIGHT as u64;
+        assert!(passed > 1_000 && sends <= once, "{passed} passed by {sends} sends that take {takes} s each");
+        let counted = relay.counters.snapshot();
+        assert_eq!((counted.retried, counted.dead, counted.tenures), (0, 0, 1));
+        relay.relay.abort();
+    }
 }
 
 /// Each event has a key of its own: nothing but the cursor waits for the slow batch.

@@ -18,7 +18,8 @@ Exit codes:
   1    it could not be done, or what was done could not be printed; the last lines of stderr say which and why
   2    the command line or the configuration is wrong, as far as that is known without connecting; nothing was changed
   3    check found something that must be mended, and no wrong configuration; trace found no such event
-  128+ ended by a later second signal (130: Ctrl-C, 143: SIGTERM); what was in flight is sent again by the next relay
+  128+ ended at once by a signal: a later second one (130: Ctrl-C, 143: SIGTERM), or the end of the terminal (129);
+       what was in flight is sent again by the next relay
 
 Examples:
   postbox relay --demo                 see events flow: a small shop writes orders, the relay prints them

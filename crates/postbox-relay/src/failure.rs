@@ -83,9 +83,9 @@ pub fn with_causes<E: Error + Display>(error: &E) -> String {
     let mut cause = error.source();
     while let Some(error) = cause {
         let line = error.to_string();
-        // PostgreSQL's words come again with the driver's "db error: ERROR: " before them.
+        // PostgreSQL's words come again behind "db error" and "ERROR: ", which are the driver's.
         let words = line.rsplit("ERROR: ").next().unwrap_or(&line);
-        if !text.contains(words) {
+        if words != "db error" && !text.contains(words) {
             text = format!("{text}: {line}");
         }
         cause = error.source();

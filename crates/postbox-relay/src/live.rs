@@ -42,10 +42,7 @@ pub(crate) async fn tell(screen: Screen, streams: Vec<(Arc<str>, Arc<Counters>)>
         explain_waiting(watched, admin.as_ref()).await;
     }
     if !is_terminal() {
-        loop {
-            tokio::time::sleep(LOG_EVERY).await;
-            streams.iter_mut().for_each(log);
-        }
+        return log_now_and_then(&mut streams).await;
     }
     let (mut asked, mut status) = (None::<Instant>, Vec::new());
     for drawn in 0.. {
@@ -62,6 +59,13 @@ pub(crate) async fn tell(screen: Screen, streams: Vec<(Arc<str>, Arc<Counters>)>
         // Streams take turns: cut, a line would not say what matters of the last ones.
         screen.draw(&clip(&lines[drawn / TURN % lines.len()]));
         tokio::time::sleep(DRAW_EVERY).await;
+    }
+}
+
+async fn log_now_and_then(streams: &mut [Watched]) {
+    loop {
+        tokio::time::sleep(LOG_EVERY).await;
+        streams.iter_mut().for_each(log);
     }
 }
 
@@ -136,6 +140,23 @@ fn clip(line: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::pin::pin;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_log_tells_counters_that_have_moved_every_half_minute() {
+        let said = tempfile::NamedTempFile::new().unwrap();
+        let writer = Arc::new(said.reopen().unwrap());
+        let subscriber = tracing_subscriber::fmt().with_writer(writer).with_ansi(false).finish();
+        let _default = tracing::subscriber::set_default(subscriber);
+        let before = Snapshot { dead: 1, ..Snapshot::default() }; // other than what the counters say now
+        let mut streams = [Watched { name: "main".into(), counters: Arc::default(), before, at: Instant::now() }];
+        let mut telling = pin!(log_now_and_then(&mut streams));
+        for (after, lines) in [(29, 0), (2, 1), (60, 1)] {
+            assert!(tokio::time::timeout(Duration::from_secs(after), &mut telling).await.is_err());
+            let said = std::fs::read_to_string(said.path()).unwrap();
+            assert_eq!(said.matches("progress stream=main published=0").count(), lines, "{said}");
+        }
+    }
 
     #[test]
     fn the_live_line_says_what_matters_and_fits() {

@@ -58,7 +58,7 @@ impl KafkaSink {
         Ok(KafkaSink {
             client: config.client()?,
             warning: config.warning(),
-            place: Place { brokers: config.brokers.clone(), user: config.user.clone() },
+            place: Place { brokers: config.brokers.clone(), principal: config.principal() },
             topics: Arc::default(),
             state: Mutex::new(State { session: None, batching, last_turn }),
         })
@@ -111,6 +111,11 @@ impl KafkaSink {
     /// Why this can be no topic.
     pub fn unusable(topic: &str) -> Option<String> {
         topics::check_name(topic).err()
+    }
+
+    /// Why no topic can have this text in its name.
+    pub fn unusable_part(text: &str) -> Option<String> {
+        topics::check_part(text).err()
     }
 
     /// What is wrong with topics that are known before any event is.

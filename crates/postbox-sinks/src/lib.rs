@@ -120,6 +120,20 @@ impl AnySink {
         }
     }
 
+    /// Why no destination of the sink can have this text in it, whatever else is. Asks nobody.
+    pub fn unusable_part(&self, text: &str) -> Option<String> {
+        match self {
+            #[cfg(feature = "kafka")]
+            AnySink::Kafka(_) => kafka::KafkaSink::unusable_part(text),
+            #[cfg(feature = "webhook")]
+            AnySink::Webhook(_) => None, // what is to be a URL is known when it is whole
+            AnySink::Stdout(_) => {
+                let _ = text; // any name will do
+                None
+            }
+        }
+    }
+
     /// What is missing of destinations that are known before any event is: one text each, with the command that
     /// mends it. Sends nothing.
     ///

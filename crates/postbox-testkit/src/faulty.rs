@@ -94,6 +94,10 @@ impl<T: PartialEq> Script<T> {
         }
     }
 
+    fn left(&self) -> usize {
+        self.lock().iter().map(|(_, queue)| queue.len()).sum()
+    }
+
     async fn hold(&self) {
         struct Held<'a>(&'a watch::Sender<usize>);
         impl Drop for Held<'_> {
@@ -128,6 +132,10 @@ impl<S> FaultySource<S> {
     /// The next calls of that kind, behind those that are scripted already.
     pub fn script(&self, call: Call, faults: &[Fault]) {
         self.script.add(call, faults);
+    }
+    /// How many of them no call has met yet.
+    pub fn left(&self) -> usize {
+        self.script.left()
     }
     /// Lets all calls go that are held now.
     pub fn let_go(&self) {
@@ -178,6 +186,10 @@ impl<K> FaultySink<K> {
     /// The next sends, behind those that are scripted already.
     pub fn script(&self, faults: &[Fault]) {
         self.sends.add((), faults);
+    }
+    /// How many of them no send has met yet.
+    pub fn left(&self) -> usize {
+        self.sends.left()
     }
     /// Lets all sends go that are held now.
     pub fn let_go(&self) {

@@ -111,7 +111,7 @@ fn kafka_with_sasl_shows_a_certificate_of_its_own_ca() {
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success()
     };
-    assert!(verify(kafka.ca_path()));
+    assert!(verify(Some(kafka.certificate("ca.pem"))));
     assert!(!verify(None), "without its CA the broker is not trusted");
 }
 

@@ -176,6 +176,9 @@ impl Event {
                 return Err(EventError::MissingName { field });
             }
         }
+        if self.destination.as_ref().is_some_and(String::is_empty) {
+            return Err(EventError::EmptyDestination);
+        }
         self.check_text()?;
         let bytes = match (&self.payload, &self.payload_binary) {
             (Some(_), Some(_)) => return Err(EventError::TwoPayloads),
@@ -269,6 +272,9 @@ pub enum EventError {
         /// Which, in words.
         field: &'static str,
     },
+    /// A destination that leads nowhere.
+    #[error("the event's destination is empty; leave it out, and the relay's routes say where it goes")]
+    EmptyDestination,
     /// A text holds a zero byte, which PostgreSQL cannot store.
     #[error("the event's {field} holds a zero byte")]
     ZeroByte {
@@ -324,6 +330,7 @@ mod tests {
     fn case_w5_what_can_be_known_is_known_at_the_write() {
         assert!(matches!(wrong(&Event::new("", "42", "x")), EventError::MissingName { field: "aggregate type" }));
         assert!(matches!(wrong(&Event::new("order", "42", "")), EventError::MissingName { field: "event type" }));
+        assert!(matches!(wrong(&event().destination("")), EventError::EmptyDestination));
         assert!(matches!(wrong(&Event::new("a", "\0", "x")), EventError::ZeroByte { field: "aggregate id" }));
         assert!(matches!(wrong(&event().json_text("1").binary([1])), EventError::TwoPayloads));
         assert!(matches!(wrong(&event().binary([0; 101])), EventError::PayloadTooLarge { bytes: 101, bytes_max: 100 }));

@@ -4,7 +4,7 @@
 use super::{Scale, median, ms, report, round};
 use crate::audit::Listener;
 use crate::load::{self, INSERT, payload, place};
-use crate::machine::Watch;
+use crate::machine::{self, TICK_US, Watch};
 use crate::world::{Setup, World};
 use anyhow::{Result, bail};
 use hdrhistogram::Histogram;
@@ -27,7 +27,9 @@ pub(super) async fn run(scale: Scale) -> Result<()> {
         let _ = arrivals.send((load::number(seen), Instant::now())); // nobody waits any more only at the very end
     })?;
     let (relay, watch) = (world.relay("bench")?, Watch::start()?);
-    let (mut cpu, mut statements, mut latency) = (vec![], vec![], Histogram::<u64>::new(3)?);
+    let (mut relay_cpu, mut database_cpu, mut statements, mut latency) =
+        (vec![], vec![], vec![], Histogram::<u64>::new(3)?);
+    let cpu_us = || Ok::<_, anyhow::Error>((relay.cpu_us()?, machine::family(world.postgres.pid())? * TICK_US));
     for n in 0..=rounds as u64 {
         let event = place(n);
         client.execute(&insert, &[&event.key.to_string(), &(event.seq as i64), &payload(event.seq, 500)]).await?;
@@ -44,15 +46,18 @@ pub(super) async fn run(scale: Scale) -> Result<()> {
             break;
         }
         tokio::time::sleep(scale.pause(SETTLE)).await;
-        let (calls, us, start) = (calls(&client).await?, relay.cpu_us()?, Instant::now());
+        let (calls, (relay_us, database_us), start) = (calls(&client).await?, cpu_us()?, Instant::now());
         tokio::time::sleep(silence).await;
         let seconds = start.elapsed().as_secs_f64();
-        cpu.push((relay.cpu_us()? - us) as f64 / seconds / 10_000.0);
+        let (relay_now, database_now) = cpu_us()?;
+        relay_cpu.push((relay_now - relay_us) as f64 / seconds / 10_000.0);
+        database_cpu.push((database_now - database_us) as f64 / seconds / 10_000.0);
         statements.push((self::calls(&client).await? - calls - 1) as f64 / seconds); // less our own
         eprintln!(
-            "silence {}/{rounds}: {:.2} % of a core, {:.1} statements/s",
+            "silence {}/{rounds}: relay {:.2} % of a core, database {:.2} %, {:.1} statements/s",
             n + 1,
-            cpu[n as usize],
+            relay_cpu[n as usize],
+            database_cpu[n as usize],
             statements[n as usize]
         );
     }
@@ -61,7 +66,8 @@ pub(super) async fn run(scale: Scale) -> Result<()> {
     let figures = vec![
         ("silences", rounds.into()),
         ("silence_s", silence.as_secs().into()),
-        ("relay_cpu_percent", round(median(cpu)).into()),
+        ("relay_cpu_percent", round(median(relay_cpu)).into()),
+        ("database_cpu_percent", round(median(database_cpu)).into()),
         ("statements_per_s", round(median(statements)).into()),
         ("p50_ms", ms(&latency, 50.0).into()),
         ("max_ms", ms(&latency, 100.0).into()),

@@ -9,12 +9,12 @@ mod sustained;
 mod writers;
 
 use crate::audit::{Audit, Seen};
-use crate::shell;
 use crate::world::World;
+use crate::{Told, shell};
 use anyhow::{Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use hdrhistogram::Histogram;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::time::Duration;
 
 /// In the order in which they run, whatever was typed: a line about latency is the last.
@@ -96,11 +96,17 @@ pub(crate) fn run(mut scenarios: Vec<Scenario>, scale: Scale) -> Result<()> {
     for scenario in scenarios {
         // A runtime of its own, so that nothing of one scenario runs on in the next.
         if let Err(error) = tokio::runtime::Runtime::new()?.block_on(run_one(scenario, scale)) {
+            if !error.is::<Told>() {
+                println!(
+                    "{}",
+                    json!({ "scenario": format!("{scenario:?}").to_lowercase(), "error": format!("{error:#}") })
+                );
+            }
             eprintln!("{scenario:?}: {error:#}");
             failed.push(scenario);
         }
     }
-    ensure!(failed.is_empty(), "failed: {failed:?}");
+    ensure!(failed.is_empty(), Told(format!("failed: {failed:?}")));
     Ok(())
 }
 
@@ -146,7 +152,8 @@ async fn report(
     ]);
     println!("{}", line(&figures));
     if lost + audit.reordered + audit.duplicated + audit.foreign > 0 {
-        bail!("{scenario} was wrong: {lost} lost, {} reordered, {} duplicated", audit.reordered, audit.duplicated);
+        let Audit { reordered, duplicated, .. } = audit;
+        bail!(Told(format!("{scenario} was wrong: {lost} lost, {reordered} reordered, {duplicated} duplicated")));
     }
     Ok(())
 }

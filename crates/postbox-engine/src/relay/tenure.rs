@@ -25,8 +25,12 @@ pub(super) enum End {
     Lost(SourceError),
 }
 
-/// A batch that came back: which, when it went, and one result per message that was sent. `None`: it timed out.
-type Sent = (Batch, Instant, Option<Vec<Result<(), SendError>>>);
+/// A destination that is slower than `send_timeout` would be sent the same for ever: each time-out in a row doubles it, up
+/// to this power of two.
+const TIMEOUT_DOUBLINGS: u32 = 4;
+
+/// A batch that came back: which, when it went, and one result per message that was sent, or the time that it was given.
+type Sent = (Batch, Instant, Result<Vec<Result<(), SendError>>, Duration>);
 type Waiting<T> = Option<Pin<Box<dyn Future<Output = T> + Send>>>;
 
 pub(super) struct Tenure<'a, S, K> {
@@ -47,6 +51,8 @@ pub(super) struct Tenure<'a, S, K> {
     renew_at: Instant,
     /// Outages of the destination in a row; while there are any, one batch at a time probes it.
     outages: u32,
+    /// Time-outs of ours since a send was answered in good time.
+    timeouts: u32,
     paused_until: Option<Instant>,
     draining: Option<Instant>,
 }
@@ -71,6 +77,7 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
             send_until: now,
             renew_at: now,
             outages: 0,
+            timeouts: 0,
             paused_until: None,
             draining: None,
         };
@@ -204,11 +211,12 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
             return;
         }
         Counters::add(&self.relay.counters.sends, 1);
-        let (sink, timeout) = (self.relay.sink.clone(), self.relay.options.send_timeout);
+        let timeout = self.relay.options.send_timeout * (1 << self.timeouts.min(TIMEOUT_DOUBLINGS));
+        let sink = self.relay.sink.clone();
         let sent = Instant::now();
         let mut send: Pin<Box<dyn Future<Output = Sent> + Send>> = Box::pin(async move {
             let results = tokio::time::timeout(timeout, send_all(&*sink, &messages)).await;
-            (batch, sent, results.ok())
+            (batch, sent, results.map_err(|_| timeout))
         });
         // Polled here once, so that batches reach the sink in the order of their making.
         match poll_fn(|cx| Poll::Ready(send.as_mut().poll(cx))).await {
@@ -219,8 +227,12 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
 
     fn complete(&mut self, (batch, sent, results): Sent) {
         self.sent = self.sent.max(sent);
-        let unknown = || SendError::new(SendErrorKind::Unknown, "no outcome within the send timeout");
-        let results = results.unwrap_or_else(|| batch.events.iter().map(|_| Err(unknown())).collect());
+        let timed_out = results.is_err();
+        let results = results.unwrap_or_else(|timeout| {
+            let unknown =
+                SendError::new(SendErrorKind::Unknown, format!("no outcome within the send timeout, {timeout:?}"));
+            batch.events.iter().map(|_| Err(unknown.clone())).collect()
+        });
         let results = if planted::is(Bug::OutcomesReversed) { results.into_iter().rev().collect() } else { results };
         let (mut outage, mut answered) = (None, false);
         let mut outcomes = Vec::with_capacity(results.len());
@@ -244,10 +256,18 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
         }
         self.lanes.complete(&batch, outcomes);
         match outage {
-            Some(error) => self.pause(&error),
-            None if answered && self.outages > 0 => {
-                self.outages = 0;
-                self.relay.source.trouble(None);
+            Some(error) => {
+                self.timeouts += u32::from(timed_out && self.paused_until.is_none());
+                self.pause(&error);
+            }
+            None if answered => {
+                if sent.elapsed() < self.relay.options.send_timeout / 2 {
+                    self.timeouts = 0;
+                }
+                if self.outages > 0 {
+                    self.outages = 0;
+                    self.relay.source.trouble(None);
+                }
             }
             None => {}
         }

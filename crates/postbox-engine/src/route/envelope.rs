@@ -62,6 +62,16 @@ pub(super) fn plain(event: &Event, texts: &Texts<'_>, replay: bool) -> Built<Hea
     Ok(headers)
 }
 
+/// As Debezium's outbox event router sends an event: its id in the header `id`. What `plain` has stays beside it.
+pub(super) fn debezium(event: &Event, texts: &Texts<'_>, replay: bool) -> Built<Headers> {
+    let mut headers = plain(event, texts, replay)?;
+    if headers.get("id").is_some() {
+        return Err(RouteError::BadHeaders("the name \"id\" is postbox's own under envelope = \"debezium\"".into()));
+    }
+    headers.push("id", &uuid_text(event.event_id()));
+    Ok(headers)
+}
+
 /// CloudEvents 1.0, binary content mode.
 pub(super) fn binary(event: &Event, texts: &Texts<'_>, replay: bool) -> Built<Headers> {
     let mut headers = texts.buffer(384 + texts.media_type.len() + event.aggregate_id().len());

@@ -130,7 +130,8 @@ fn plain_headers_say_only_what_is_not_usual() {
 #[test]
 fn case_w5_no_name_that_is_written_here_may_come_from_a_row() {
     let all = EventParts { content_type: "image/png", schema_version: 2, aggregate_seq: Some(7), ..parts() };
-    for envelope in [Envelope::Plain, Envelope::CloudEventsBinary, Envelope::CloudEventsStructured] {
+    use Envelope::{CloudEventsBinary, CloudEventsStructured, Debezium, Plain};
+    for envelope in [Plain, Debezium, CloudEventsBinary, CloudEventsStructured] {
         let route = Route::new(vec![Rule { envelope, ..rule(None, None, "t") }]).unwrap();
         let message = route.message(&Event::new(&all), true).unwrap();
         assert!(message.headers.iter().count() > 0);
@@ -179,6 +180,15 @@ fn an_unreadable_row_is_that_events_error_whatever_its_rule() {
         let error = Route::new(rules).unwrap().message(&event, false).unwrap_err();
         assert_eq!((error.to_string().as_str(), event.headers()), ("the column x is odd", "{}"));
     }
+}
+
+#[test]
+fn debeziums_form_has_the_id_where_its_consumers_look() {
+    let message = message_in(Envelope::Debezium, &EventParts { headers: r#"{"tenant":"t"}"#, ..parts() });
+    let [plain @ .., last] = &pairs(&message)[..] else { panic!("no headers") };
+    assert_eq!(plain, pairs(&message_in(Envelope::Plain, &EventParts { headers: r#"{"tenant":"t"}"#, ..parts() })));
+    assert_eq!(*last, ("id", "01010101-0101-0101-0101-010101010101"));
+    assert_eq!(message.body(), Some(&br#"{"total": 10}"#[..]));
 }
 
 #[test]

@@ -56,7 +56,12 @@ pub(super) fn overlaid(
 
 /// The file and its text; empty when none is named and none is there.
 fn find(file: Option<&Path>, environment: &BTreeMap<String, String>) -> Result<(PathBuf, String), ConfigError> {
-    let named = file.map(Path::to_path_buf).or_else(|| environment.get(strangers::CONFIG).map(PathBuf::from));
+    let variable = environment.get(strangers::CONFIG).map(PathBuf::from);
+    if file.is_none() && variable.as_deref() == Some(Path::new("")) {
+        let what = format!("environment variable {} is empty", strangers::CONFIG);
+        return Err(wrong(what, "unset it, or name the configuration file in it"));
+    }
+    let named = file.map(Path::to_path_buf).or(variable);
     let there = || Path::new(FILE).exists().then(|| FILE.into());
     let Some(path) = named.or_else(there) else { return Ok((FILE.into(), String::new())) };
     let remedy = "name another file with --config, or write one with: postbox config default > postbox.toml";
@@ -106,7 +111,12 @@ fn explain(error: &toml::de::Error, text: &str, path: &Path, variables: &Variabl
     }
     // serde shows the value that it did not expect, and that may be a secret.
     let message = match message.split_once("invalid type: string \"") {
-        Some((_, rest)) => format!("a string, but expected {}", rest.rsplit(", expected ").next().unwrap_or(rest)),
+        Some((_, rest)) => match rest.rsplit(", expected ").next().unwrap_or(rest) {
+            expected if expected.starts_with("struct ") => {
+                "a string, but expected a table, with keys of its own".into()
+            }
+            expected => format!("a string, but expected {expected}"),
+        },
         None => message.lines().next().unwrap_or_default().to_owned(),
     };
     wrong(format!("{place}: {message}"), "all keys with their defaults: postbox config default")
@@ -164,7 +174,11 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
         return Err(wrong("no stream is configured", "add a table [stream.main]"));
     }
     ranges(config)?;
+    if let Some(name) = &config.relay.name {
+        named("relay.name", name)?;
+    }
     for (name, stream) in &config.stream {
+        named("the name of a stream", name)?;
         if stream.routes.is_empty() {
             let remedy = "add one, as in: routes = [{ topic = \"{aggregate_type}\" }]";
             return Err(wrong(format!("stream.{name}.routes is empty, so no event has a place to go"), remedy));
@@ -175,6 +189,14 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
             let wrong_pair = format!("stream.{name}.webhook.timeout is not below relay.send_timeout");
             return Err(wrong(wrong_pair, "raise relay.send_timeout, or lower the webhook's timeout"));
         }
+    }
+    Ok(())
+}
+
+/// Names are keys in the database, and stand in logs.
+fn named(what: &str, name: &str) -> Result<(), ConfigError> {
+    if name.trim().is_empty() || name.contains(char::is_control) {
+        return Err(wrong(format!("{what} is {name:?}"), "give it one that can be seen"));
     }
     Ok(())
 }

@@ -103,7 +103,7 @@ pub struct RelaySection {
     /// Bytes in hand at once, per stream; the queue of the sink comes on top.
     #[serde(deserialize_with = "units::size")]
     pub bytes_max: usize,
-    /// A send without an answer for so long counts as unknown, and is repeated.
+    /// A send without an answer for so long counts as unknown, and is repeated; see [`RelayOptions::send_timeout`].
     #[serde(deserialize_with = "units::duration")]
     pub send_timeout: Duration,
     /// After the stop signal, how long sends in flight may take.

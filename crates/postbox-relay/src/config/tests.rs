@@ -185,6 +185,16 @@ fn wrong_values_are_named_with_their_place() {
     assert!(error.contains("postbox.toml:1:"), "{error}");
     let error = refused("", &[("POSTBOX__RELAY__EVENTS_MAX", "many")]);
     assert!(error.starts_with("environment variable POSTBOX__RELAY__EVENTS_MAX: "), "{error}");
+    let error = refused("", &[("POSTBOX__RELAY", "x")]);
+    assert!(error.starts_with("environment variable POSTBOX__RELAY: a string, but expected a table"), "{error}");
+}
+
+#[test]
+fn names_can_be_seen() {
+    for text in ["[relay]\nname = \"\"", "[relay]\nname = \" \"", "[stream.\"\"]", "[stream.\"a\\u0000\"]"] {
+        let said = super::load::check(&read(text, &[]).unwrap()).unwrap_err().what;
+        assert!(said.starts_with("relay.name is \"") || said.starts_with("the name of a stream is \""), "{said}");
+    }
 }
 
 #[test]

@@ -47,6 +47,11 @@ fn a_wrong_url_names_the_place_and_what_to_look_at() {
     let folder = Folder::new().env("DATABASE_URL", "sqlite:text.db");
     std::fs::write(folder.file("text.db"), "no database. ".repeat(100)).unwrap();
     folder.ended_relay(&[]).failed_with(1, &["text.db", "no SQLite database", "Correct the path"]);
+    let folder = Folder::new().env("DATABASE_URL", "sqlite:pipe.db");
+    let made = std::process::Command::new("mkfifo").arg(folder.file("pipe.db")).status().unwrap();
+    assert!(made.success());
+    checked(&folder, 1, &["pipe.db", "not a regular file", "source.url"]);
+    folder.ended_relay(&[]).failed_with(1, &["pipe.db", "not a regular file"]);
 }
 
 #[test]

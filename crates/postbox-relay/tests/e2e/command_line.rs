@@ -47,6 +47,8 @@ fn an_unknown_key_names_file_line_and_the_nearest() {
     }
     let folder = Folder::new().env("POSTBOX__RELAY__LEESE", "1s");
     folder.run(&["relay"]).failed_with(2, &["POSTBOX__RELAY__LEESE", "did you mean `lease`?"]);
+    let folder = Folder::new().env("POSTBOX_CONFIG", "");
+    folder.run(&["relay"]).failed_with(2, &["POSTBOX_CONFIG is empty", "unset it"]);
 }
 
 #[test]
@@ -124,6 +126,10 @@ fn a_wrong_configuration_is_refused_before_anything_is_made() {
         (
             format!("[stream.main]\nroutes = [{{ topic = \"a b\" }}]\n{kafka}\"localhost:9092\"\n"),
             &["stream.main.routes", "\"a b\""],
+        ),
+        (
+            format!("[stream.main]\nroutes = [{{ topic = \"my shop.{{event_type}}\" }}]\n{kafka}\"localhost:9092\"\n"),
+            &["stream.main.routes", "\"my shop.\""],
         ),
         ("[stream.main]\nroutes = [{ topic = \"{no_such}\" }]\n".into(), &["stream.main.routes", "{no_such}"]),
         ("[source]\npassword_file = \"nowhere\"\n".into(), &["nowhere", "password_file"]),

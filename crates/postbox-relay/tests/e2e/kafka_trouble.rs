@@ -108,7 +108,7 @@ fn case_k1_while_the_broker_is_away_writers_go_on_and_memory_stays_flat() {
 #[test]
 fn case_k2_a_broker_slower_than_the_lease_is_waited_for() {
     let broker = proxied();
-    let scene = Scene::set(&broker, "3s", "60s");
+    let scene = Scene::with(&broker, &[("LEASE", "3s"), ("SEND_TIMEOUT", "60s"), ("EVENTS_MAX", "25")]);
     proxy(&broker).set(Mode::Delay(Duration::from_secs(2)));
     write(&scene.database, 10, 2, 50);
     scene.until_settled();

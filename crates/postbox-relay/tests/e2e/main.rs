@@ -7,6 +7,8 @@ mod bad_input;
 mod command_line;
 mod costs;
 mod embedded_default;
+#[cfg(feature = "kafka")]
+mod faults;
 mod harness;
 #[cfg(feature = "kafka")]
 mod kafka;

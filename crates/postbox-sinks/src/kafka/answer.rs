@@ -7,7 +7,8 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 #[derive(Clone)]
 pub(super) struct Place {
     pub(super) brokers: String,
-    pub(super) user: Option<String>,
+    /// Who we are to them, as their ACLs write it.
+    pub(super) principal: String,
 }
 
 /// What else an answer says.
@@ -83,9 +84,8 @@ impl Place {
     pub(super) fn forbidden(&self, topic: &str) -> String {
         format!(
             "not allowed to write to topic {topic}; allow it: kafka-acls --bootstrap-server {} --add \
-             --allow-principal User:{} --producer --topic {topic}",
-            self.brokers,
-            self.user.as_deref().unwrap_or("ANONYMOUS")
+             --allow-principal '{}' --producer --topic {topic}",
+            self.brokers, self.principal
         )
     }
     pub(super) fn unreachable(&self, last: &str) -> String {
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn the_table() {
-        let place = Place { brokers: "b:9092".into(), user: Some("app".into()) };
+        let place = Place { brokers: "b:9092".into(), principal: "User:app".into() };
         let kind = |code, alone| {
             let (error, also) = place.answer(code, "shop", alone, Some("why"));
             assert!(
@@ -133,8 +133,8 @@ mod tests {
 
     #[test]
     fn what_an_operator_can_mend_names_the_command() {
-        let place = Place { brokers: "b:9092".into(), user: Some("app".into()) };
+        let place = Place { brokers: "b:9092".into(), principal: "User:app".into() };
         assert!(place.missing("shop").contains("kafka-topics --bootstrap-server b:9092 --create --topic shop"));
-        assert!(place.forbidden("shop").contains("--allow-principal User:app --producer --topic shop"));
+        assert!(place.forbidden("shop").contains("--allow-principal 'User:app' --producer --topic shop"));
     }
 }

@@ -249,6 +249,15 @@ impl KafkaConfig {
         }
     }
 
+    /// Who we are to the brokers, as their ACLs write it, unless they map names in a way of their own.
+    pub(super) fn principal(&self) -> String {
+        match (&self.user, &self.certificate_file) {
+            (Some(user), _) => format!("User:{user}"),
+            (None, Some(file)) => format!("User:<subject of {}, such as CN=postbox>", file.display()),
+            (None, None) => "User:ANONYMOUS".into(),
+        }
+    }
+
     /// What the operator has stated and may regret.
     pub(super) fn warning(&self) -> Option<String> {
         let what = match (self.security?, self.mechanism) {

@@ -58,12 +58,21 @@ impl Topics {
     }
 }
 
+const RULE: &str = "1 to 249 ASCII letters, digits, `.`, `_`, `-`";
+
 /// Kafka's rule for names of topics.
 pub(super) fn check_name(topic: &str) -> Result<(), String> {
+    if topic.is_empty() || matches!(topic, "." | "..") || check_part(topic).is_err() {
+        return Err(format!("{topic:?} cannot be the name of a topic ({RULE}); correct the stream's routes"));
+    }
+    Ok(())
+}
+
+/// The same for a part of a name.
+pub(super) fn check_part(text: &str) -> Result<(), String> {
     let legal = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
-    if topic.is_empty() || topic.len() > 249 || matches!(topic, "." | "..") || !topic.bytes().all(legal) {
-        let rule = "1 to 249 ASCII letters, digits, `.`, `_`, `-`";
-        return Err(format!("{topic:?} cannot be the name of a topic ({rule}); correct the stream's routes"));
+    if text.len() > 249 || !text.bytes().all(legal) {
+        return Err(format!("{text:?} cannot be in the name of a topic ({RULE}); correct the stream's routes"));
     }
     Ok(())
 }
@@ -79,6 +88,12 @@ mod tests {
         }
         for bad in ["", ".", "..", "a b", "ä", "a/b", "a\0", &"x".repeat(250)] {
             assert!(check_name(bad).unwrap_err().contains("correct the stream's routes"), "{bad}");
+        }
+        for part in ["", ".", "..", "shop.", &"x".repeat(249)] {
+            check_part(part).unwrap();
+        }
+        for bad in [" ", "ä", "/", &"x".repeat(250)] {
+            assert!(check_part(bad).unwrap_err().contains("correct the stream's routes"), "{bad}");
         }
     }
 

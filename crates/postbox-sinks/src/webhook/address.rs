@@ -19,7 +19,7 @@ impl Resolve for Resolver {
     fn resolve(&self, name: Name) -> Resolving {
         let allow_private = self.allow_private;
         Box::pin(async move {
-            let addresses = resolve(name.as_str(), 0, allow_private).await?;
+            let addresses = resolve(name.as_str(), allow_private).await?;
             Ok(Box::new(addresses.into_iter()) as Addrs)
         })
     }
@@ -27,8 +27,8 @@ impl Resolve for Resolver {
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-async fn resolve(name: &str, port: u16, allow_private: bool) -> Result<Vec<SocketAddr>, AnyError> {
-    let all: Vec<SocketAddr> = tokio::net::lookup_host((name, port)).await?.collect();
+async fn resolve(name: &str, allow_private: bool) -> Result<Vec<SocketAddr>, AnyError> {
+    let all: Vec<SocketAddr> = tokio::net::lookup_host((name, 0)).await?.collect();
     let allowed: Vec<SocketAddr> = all.iter().copied().filter(|a| allow_private || !is_private(a.ip())).collect();
     if allowed.is_empty() && !all.is_empty() {
         return Err(Private(name.to_owned()).into());
@@ -55,14 +55,6 @@ pub(super) fn check_url(text: &str, allow_private: bool) -> Result<Url, String> 
         Some(ip) if !allow_private && is_private(ip) => Err(Private(ip.to_string()).to_string()),
         _ => Ok(url),
     }
-}
-
-/// Connects, and sends nothing.
-pub(super) async fn connect(url: &Url, allow_private: bool) -> Result<(), String> {
-    let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']); // brackets are the URL's, not the address's
-    let port = url.port_or_known_default().unwrap_or_default();
-    let addresses = resolve(host, port, allow_private).await.map_err(|e| e.to_string())?;
-    tokio::net::TcpStream::connect(&*addresses).await.map(drop).map_err(|e| e.to_string())
 }
 
 /// All that is not plainly a public host: loopback, private, link-local (cloud metadata), shared, benchmarking,
@@ -170,8 +162,8 @@ mod tests {
 
     #[tokio::test]
     async fn case_k9_names_are_judged_by_their_addresses() {
-        let error = resolve("localhost", 1, false).await.unwrap_err();
+        let error = resolve("localhost", false).await.unwrap_err();
         assert!(error.downcast_ref::<Private>().is_some(), "{error}");
-        assert!(!resolve("localhost", 1, true).await.unwrap().is_empty());
+        assert!(!resolve("localhost", true).await.unwrap().is_empty());
     }
 }

@@ -120,9 +120,11 @@ impl Receiver {
     fn count(&self) -> usize {
         self.requests().len()
     }
-    /// Headers and body of each request.
+    /// Headers and body of each event.
     pub(crate) fn received(&self) -> Vec<(Pairs, Vec<u8>)> {
-        self.requests().iter().map(|request| (request.headers.clone(), request.body.clone())).collect()
+        let requests = self.requests();
+        let posts = requests.iter().filter(|request| request.line.starts_with("POST "));
+        posts.map(|request| (request.headers.clone(), request.body.clone())).collect()
     }
 }
 
@@ -188,6 +190,17 @@ async fn refusal(sink: &WebhookSink) -> SendError {
     error
 }
 
+/// As a receiver verifies it: the signature is over the very bytes of the body.
+fn signed(request: &Request) {
+    let timestamp = request.header("webhook-timestamp");
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    assert!(now - timestamp.parse::<u64>().unwrap() <= DEADLINE.as_secs());
+    let mut mac = Hmac::<sha2::Sha256>::new_from_slice(&KEY).unwrap();
+    mac.update(format!("{}.{timestamp}.", request.header("webhook-id")).as_bytes());
+    mac.update(&request.body);
+    assert_eq!(request.header("webhook-signature"), format!("v1,{}", STANDARD.encode(mac.finalize().into_bytes())));
+}
+
 #[tokio::test]
 async fn case_k9_id_and_signature_over_attempts() {
     let receiver = Receiver::start(&[Reply::Say("HTTP/1.1 500 Oops\r\ncontent-length: 4\r\n\r\nOops"), OK]);
@@ -206,14 +219,39 @@ async fn case_k9_id_and_signature_over_attempts() {
         assert_eq!(request.header("webhook-id"), "00000000-0000-0000-0000-000000000007");
         assert_eq!(request.header("content-type"), "application/json");
         assert_eq!(request.header("event-type"), "order.placed");
-        let timestamp = request.header("webhook-timestamp");
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
-        assert!(now - timestamp.parse::<u64>().unwrap() <= DEADLINE.as_secs());
-        let mut mac = Hmac::<sha2::Sha256>::new_from_slice(&KEY).unwrap();
-        mac.update(format!("{}.{timestamp}.", request.header("webhook-id")).as_bytes());
-        mac.update(&request.body);
-        assert_eq!(request.header("webhook-signature"), format!("v1,{}", STANDARD.encode(mac.finalize().into_bytes())));
+        signed(request);
     }
+}
+
+#[tokio::test]
+async fn cloudevents_over_http_in_both_modes() {
+    let receiver = Receiver::start(&[OK]);
+    let sink = sink(&receiver.url());
+    let parts = parts(7, "4\"2", Some(br#"{"total": 10}"#));
+    for envelope in [Envelope::CloudEventsBinary, Envelope::CloudEventsStructured] {
+        assert_eq!(kinds(&within(sink.send(&[routed("orders", envelope, &parts)])).await), [None]);
+    }
+    let requests = receiver.requests();
+    let [binary, structured] = &**requests else { panic!("{} requests", requests.len()) };
+    signed(binary);
+    assert_eq!(binary.body, br#"{"total": 10}"#);
+    for (name, value) in [
+        ("content-type", "application/json"),
+        ("ce-specversion", "1.0"),
+        ("ce-id", "00000000-0000-0000-0000-000000000007"),
+        ("ce-type", "order.placed"),
+        ("ce-subject", "4%222"), // as the HTTP binding writes what is no plain text
+    ] {
+        assert_eq!(binary.header(name), value);
+    }
+    signed(structured);
+    assert_eq!(structured.header("content-type"), "application/cloudevents+json");
+    assert!(structured.headers.iter().all(|(name, _)| !name.starts_with("ce-")));
+    let document: serde_json::Value = serde_json::from_slice(&structured.body).unwrap();
+    let field = |name: &str| document[name].as_str().unwrap().to_owned();
+    let fields = ["specversion", "id", "type", "subject"].map(field);
+    assert_eq!(fields, ["1.0", "00000000-0000-0000-0000-000000000007", "order.placed", "4\"2"]);
+    assert_eq!(document["data"]["total"], 10);
 }
 
 #[tokio::test]
@@ -355,15 +393,19 @@ async fn case_t1_certificates_are_verified() {
         sink_with(&format!("https://localhost:{}/", receiver.port), &more)
     };
     let good = tls_receiver(certificate(ours.path(), "localhost", 10));
+    within(sink(&good).check()).await.unwrap();
     post(&sink(&good)).await.unwrap();
-    assert_eq!(good.count(), 1);
+    let lines: Vec<String> = good.requests().iter().map(|request| request.line.clone()).collect();
+    assert_eq!(lines, ["OPTIONS / HTTP/1.1", "POST / HTTP/1.1"]);
     for (receiver, says) in [
         (tls_receiver(certificate(ours.path(), "elsewhere", 10)), "not valid for name"),
         (tls_receiver(certificate(theirs.path(), "localhost", 10)), "invalid peer certificate: BadSignature"),
         (tls_receiver(certificate(ours.path(), "localhost", -1)), "invalid peer certificate: Expired"),
     ] {
-        let error = refusal(&sink(&receiver)).await;
-        assert_eq!((error.kind, receiver.count()), (SendErrorKind::Unavailable, 0), "{error}");
-        assert!(error.message.contains(says), "{error}");
+        let sink = sink(&receiver);
+        for error in [refusal(&sink).await, within(sink.check()).await.unwrap_err()] {
+            assert_eq!((error.kind, receiver.count()), (SendErrorKind::Unavailable, 0), "{error}");
+            assert!(error.message.contains(says), "{error}");
+        }
     }
 }

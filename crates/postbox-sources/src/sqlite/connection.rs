@@ -46,6 +46,9 @@ impl Database {
         if !path.exists() && !flags.contains(OpenFlags::SQLITE_OPEN_CREATE) {
             return Err(refused(format!("{}: no such file. Run `postbox migrate` to make it", path.display())));
         }
+        if path.exists() && !path.is_file() {
+            return Err(refused(format!("{}: not a regular file; name another one in source.url", path.display())));
+        }
         let flags = flags | OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let mut connection = Connection::open_with_flags(path, flags).map_err(|e| failed(path, "open it", e))?;
         // SQLite's own time-out sleeps up to 100 ms between two tries, and starves beside writers that never pause.

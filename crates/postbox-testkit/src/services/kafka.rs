@@ -16,7 +16,8 @@ const SASL: &str = include_str!("../../resources/sasl.sh");
 /// How a broker runs.
 #[derive(Clone, Debug, Default)]
 pub struct KafkaOptions {
-    /// SASL_SSL (SCRAM-SHA-512, PLAIN) with an own CA, SASL_PLAINTEXT beside it, and ACLs; see `resources/sasl.sh`.
+    /// SASL_SSL with an own CA, SASL_PLAINTEXT and SSL beside it, and ACLs; see `resources/sasl.sh` for users and
+    /// certificates.
     pub sasl: bool,
     /// The full JIT and 1 GB, as a benchmark needs; the default is quick to start and small.
     pub bench_jit: bool,
@@ -30,7 +31,8 @@ pub struct KafkaOptions {
 pub struct Kafka {
     server: Supervisor,
     port: u16,
-    plain_port: Option<u16>,
+    /// SASL_PLAINTEXT and SSL, of a broker with SASL.
+    more_ports: Option<[u16; 2]>,
     proxy: Option<TcpProxy>,
 }
 
@@ -55,11 +57,11 @@ impl Kafka {
     fn try_start(options: &KafkaOptions) -> Result<Kafka> {
         let jars = jars()?;
         let folder = cache::server_folder()?;
-        let [port, plain_port, controller_port] = free_ports()?;
+        let ports @ [port, sasl_plaintext, ssl, _] = free_ports()?;
         let plan = Plan {
             name: "Kafka".into(),
             command: vec!["sh".into(), script(&folder, if options.sasl { "sasl.sh" } else { "node.sh" }), "1".into()],
-            env: environment(&folder, &jars, [port, plain_port, controller_port], options),
+            env: environment(&folder, &jars, ports, options),
             folder,
         };
         let proxy = options.proxied.then(|| TcpProxy::start(port)).transpose()?;
@@ -67,7 +69,8 @@ impl Kafka {
         fs::write(server.folder().join("node.sh"), NODE)?;
         fs::write(server.folder().join("sasl.sh"), SASL)?;
         fs::write(server.folder().join("extra"), properties(options, proxy.as_ref()))?;
-        let mut kafka = Kafka { server, port, plain_port: options.sasl.then_some(plain_port), proxy };
+        let more_ports = options.sasl.then_some([sasl_plaintext, ssl]);
+        let mut kafka = Kafka { server, port, more_ports, proxy };
         kafka.launch()?;
         Ok(kafka)
     }
@@ -101,12 +104,16 @@ impl Kafka {
     }
     /// SASL_PLAINTEXT, of a broker with SASL.
     pub fn sasl_plaintext_bootstrap(&self) -> Option<String> {
-        self.plain_port.map(|port| format!("127.0.0.1:{port}"))
+        self.more_ports.map(|[port, _]| format!("127.0.0.1:{port}"))
     }
-    /// The CA that signed the broker's certificate (for localhost and 127.0.0.1), of a broker with SASL. Users:
-    /// admin/admin-secret (all rights) and app/app-secret (none, until it gets an ACL).
-    pub fn ca_path(&self) -> Option<PathBuf> {
-        self.plain_port.map(|_| self.server.folder().join("node/ca.pem"))
+    /// SSL, of a broker with SASL.
+    pub fn ssl_bootstrap(&self) -> Option<String> {
+        self.more_ports.map(|[_, port]| format!("127.0.0.1:{port}"))
+    }
+    /// A file that `resources/sasl.sh` made: `ca.pem` signed the broker's certificate (for localhost and 127.0.0.1), and a
+    /// client's (`relay.pem`, `relay.key`).
+    pub fn certificate(&self, name: &str) -> PathBuf {
+        self.server.folder().join("node").join(name)
     }
     /// The broker's process.
     pub fn pid(&self) -> u32 {
@@ -161,8 +168,8 @@ impl Kafka {
     }
 
     fn way_in(&self) -> (u16, Option<(&'static str, &'static str)>) {
-        match self.plain_port {
-            Some(port) => (port, Some(("app", "app-secret"))),
+        match self.more_ports {
+            Some([port, _]) => (port, Some(("app", "app-secret-plain"))),
             None => (self.port, None),
         }
     }
@@ -177,14 +184,15 @@ fn script(folder: &Path, name: &str) -> String {
     folder.join(name).display().to_string()
 }
 
-fn environment(folder: &Path, jars: &Path, ports: [u16; 3], options: &KafkaOptions) -> Vec<(&'static str, String)> {
-    let [port, plain_port, controller_port] = ports;
+fn environment(folder: &Path, jars: &Path, ports: [u16; 4], options: &KafkaOptions) -> Vec<(&'static str, String)> {
+    let [port, sasl_plaintext, ssl, controller] = ports;
     let mut env = vec![
         ("LIB", jars.display().to_string()),
         ("DIR", folder.join("node").display().to_string()),
         ("PORT", port.to_string()),
-        ("PORT2", plain_port.to_string()),
-        ("VOTERS", format!("1@127.0.0.1:{controller_port}")),
+        ("PORT2", sasl_plaintext.to_string()),
+        ("PORT3", ssl.to_string()),
+        ("VOTERS", format!("1@127.0.0.1:{controller}")),
         ("EXTRA", folder.join("extra").display().to_string()),
     ];
     if options.bench_jit {

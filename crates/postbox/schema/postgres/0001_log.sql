@@ -72,7 +72,7 @@ CREATE TABLE {schema}.outbox (
   created_at     timestamptz NOT NULL DEFAULT now(),
   bin            smallint    NOT NULL DEFAULT {schema}.bin(),
   PRIMARY KEY (id, bin),        -- pages and replays read by id; some publications want a key
-  CONSTRAINT outbox_names_not_empty CHECK (aggregate_type <> '' AND event_type <> ''),
+  CONSTRAINT outbox_names_not_empty CHECK (aggregate_type <> '' AND event_type <> '' AND destination <> ''),
   CONSTRAINT outbox_one_payload     CHECK (payload IS NULL OR payload_binary IS NULL),
   CONSTRAINT outbox_headers_object  CHECK (jsonb_typeof(headers) = 'object'),
   CONSTRAINT outbox_created_at_finite CHECK (isfinite(created_at))            -- 'infinity' cannot be reckoned with
@@ -207,8 +207,8 @@ CREATE FUNCTION {schema}.publish(
 DECLARE
   size integer := coalesce(octet_length(payload::text), octet_length(payload_binary), 0);
 BEGIN
-  IF coalesce(aggregate_type, '') = '' OR aggregate_id IS NULL OR coalesce(event_type, '') = '' THEN
-    RAISE EXCEPTION 'an event needs an aggregate type, an aggregate id and an event type' USING ERRCODE = 'PB004';
+  IF coalesce(aggregate_type, '') = '' OR aggregate_id IS NULL OR coalesce(event_type, '') = '' OR destination = '' THEN
+    RAISE EXCEPTION 'an event needs an aggregate type, an aggregate id and an event type; a destination is given or left out, not empty' USING ERRCODE = 'PB004';
   ELSIF payload IS NOT NULL AND payload_binary IS NOT NULL THEN
     RAISE EXCEPTION 'an event has one payload: give payload or payload_binary, not both' USING ERRCODE = 'PB002';
   ELSIF size > {schema}.payload_max() THEN

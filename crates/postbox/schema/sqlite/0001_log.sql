@@ -30,7 +30,8 @@ CREATE TABLE "postbox_outbox" (
   headers        TEXT    NOT NULL DEFAULT '{}'
                  CONSTRAINT "headers are a JSON object" CHECK (CASE WHEN json_valid(headers)
                     THEN json_type(headers) = 'object' AND instr(headers, char(0)) = 0 ELSE 0 END),
-  destination    TEXT,                                      -- overrides the configured route, unless that maps it
+  destination    TEXT                                       -- overrides the configured route, unless that maps it
+                 CONSTRAINT "destination is not empty" CHECK (destination <> ''),
   available_at   INTEGER                                    -- not before
                  CONSTRAINT "available_at is in milliseconds" CHECK (available_at BETWEEN 1000000000000 AND 99999999999999),
   created_at     INTEGER NOT NULL DEFAULT (CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER))

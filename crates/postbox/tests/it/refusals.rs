@@ -29,6 +29,7 @@ async fn case_w5_publish_refuses_with_codes_of_its_own() {
         ("postbox.publish(NULL, '1', 'x')", "PB004"),
         ("postbox.publish('a', NULL, 'x')", "PB004"),
         ("postbox.publish('a', '1', '')", "PB004"),
+        ("postbox.publish('a', '1', 'x', destination => '')", "PB004"),
     ];
     for version in PgVersion::ALL {
         let db = Db::fresh(version).await;
@@ -56,19 +57,20 @@ async fn case_w5_publish_refuses_with_codes_of_its_own() {
 #[tokio::test]
 async fn case_w5_a_plain_insert_is_refused_by_constraints() {
     let refused = [
-        ("'', '1', 'x', NULL, NULL, '{}', now()", "outbox_names_not_empty"),
-        ("'a', '1', '', NULL, NULL, '{}', now()", "outbox_names_not_empty"),
-        ("'a', '1', 'x', '{}', 'x', '{}', now()", "outbox_one_payload"),
-        ("'a', '1', 'x', NULL, NULL, '[]', now()", "outbox_headers_object"),
-        ("'a', '1', 'x', NULL, NULL, '{}', 'infinity'", "outbox_created_at_finite"),
-        ("'a', '1', 'x', NULL, NULL, '{}', '-infinity'", "outbox_created_at_finite"),
+        ("'', '1', 'x', NULL, NULL, '{}', NULL, now()", "outbox_names_not_empty"),
+        ("'a', '1', '', NULL, NULL, '{}', NULL, now()", "outbox_names_not_empty"),
+        ("'a', '1', 'x', NULL, NULL, '{}', '', now()", "outbox_names_not_empty"),
+        ("'a', '1', 'x', '{}', 'x', '{}', NULL, now()", "outbox_one_payload"),
+        ("'a', '1', 'x', NULL, NULL, '[]', NULL, now()", "outbox_headers_object"),
+        ("'a', '1', 'x', NULL, NULL, '{}', NULL, 'infinity'", "outbox_created_at_finite"),
+        ("'a', '1', 'x', NULL, NULL, '{}', NULL, '-infinity'", "outbox_created_at_finite"),
     ];
     for version in PgVersion::ALL {
         let db = Db::fresh(version).await;
         let client = db.client().await;
         for (values, constraint) in refused {
             let sql = format!(
-                "INSERT INTO postbox.outbox (aggregate_type, aggregate_id, event_type, payload, payload_binary, headers, created_at) VALUES ({values})"
+                "INSERT INTO postbox.outbox (aggregate_type, aggregate_id, event_type, payload, payload_binary, headers, destination, created_at) VALUES ({values})"
             );
             let error = client.batch_execute(&sql).await.expect_err(values);
             assert_eq!(error.as_db_error().and_then(|e| e.constraint()), Some(constraint), "{values}");

@@ -118,6 +118,7 @@ fn case_w5_bad_rows_are_refused_at_the_insert() {
         ("available_at", "1796000000000000", "available_at is in milliseconds"),
         ("created_at", "1796000000", "created_at is in milliseconds"),
         ("aggregate_type", "''", "aggregate_type is not empty"),
+        ("destination", "''", "destination is not empty"),
         ("aggregate_type", "NULL", "NOT NULL"),
     ] {
         let error = refused(columns, values);
