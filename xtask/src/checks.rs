@@ -14,7 +14,7 @@ pub(crate) fn test(extra: &[String]) -> Result<()> {
     if std::env::var_os("RUST_TEST_THREADS").is_none() {
         // Most tests wait most of their time: for servers, for leases to end, for what must not come.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        cargo.env("RUST_TEST_THREADS", (2 * cores).to_string());
+        cargo.env("RUST_TEST_THREADS", (3 * cores).to_string());
     }
     cargo.arg("--no-fail-fast"); // one run says all that is wrong
     let mut counts = Counts::default();

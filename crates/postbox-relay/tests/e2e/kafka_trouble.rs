@@ -6,14 +6,17 @@ use crate::kafka::{Reader, main_status, to_topic, topic_name, write};
 use crate::postgres::execute;
 use postbox_testkit::services::{Api, Kafka, KafkaOptions, Mode, Side, TcpProxy};
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// A broker behind a proxy. One test has it at a time: what the proxy does, it does to all.
+/// A broker behind a proxy. One test has it at a time: what the proxy does, it does to all. There are two, in turn.
 fn proxied() -> MutexGuard<'static, Kafka> {
-    static BROKER: OnceLock<Mutex<Kafka>> = OnceLock::new();
+    static BROKERS: [OnceLock<Mutex<Kafka>>; 2] = [OnceLock::new(), OnceLock::new()];
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
     let start = || Mutex::new(Kafka::start_with(&KafkaOptions { proxied: true, ..Default::default() }).unwrap());
-    let broker = BROKER.get_or_init(start).lock().unwrap_or_else(PoisonError::into_inner);
+    let broker = &BROKERS[NEXT.fetch_add(1, Relaxed) % BROKERS.len()];
+    let broker = broker.get_or_init(start).lock().unwrap_or_else(PoisonError::into_inner);
     broker.proxy().unwrap().set(Mode::Pass);
     broker
 }
@@ -227,8 +230,8 @@ fn case_k3_connections_that_end_before_the_acknowledgement() {
 #[test]
 fn case_k3_what_is_accepted_after_the_timeout_comes_again_with_the_same_id() {
     let broker = proxied();
-    let scene = Scene::set(&broker, "10s", "2s");
-    proxy(&broker).set(Mode::Delay(Duration::from_secs(3)));
+    let scene = Scene::set(&broker, "10s", "1s");
+    proxy(&broker).set(Mode::Delay(Duration::from_millis(1_500)));
     write(&scene.database, 10, 2, 20);
     scene.until_said("paused", 1);
     until("the late request is accepted", || scene.reader.there() >= 20);
