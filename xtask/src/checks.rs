@@ -9,26 +9,27 @@ use serde_json::json;
 /// something.
 pub(crate) fn test(extra: &[String]) -> Result<()> {
     postbox_testkit::services::ensure_all()?;
-    let mut cargo = shell::cargo(&["test", "--workspace", "--all-features"]);
+    let mut cargo = shell::cargo(&["test", "--workspace", "--all-features", "--no-fail-fast"]); // one run says all that is wrong
     cargo.args(extra);
     if std::env::var_os("RUST_TEST_THREADS").is_none() {
         // Most tests wait most of their time: for servers, for leases to end, for what must not come.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         cargo.env("RUST_TEST_THREADS", (3 * cores).to_string());
     }
-    cargo.arg("--no-fail-fast"); // one run says all that is wrong
     let mut counts = Counts::default();
-    shell::each_line(cargo, |line| {
+    let tested = shell::each_line(cargo, |line| {
         println!("{line}");
         counts.add(line);
-    })
-    // Some tests were named: the others are not asked for.
-    .and_then(|()| if extra.is_empty() { lean::check() } else { Ok(()) })
-    .inspect(|()| counts.print(None))
-    .map_err(|error| {
-        counts.print(Some(&error));
-        Told(format!("{error:#}")).into()
-    })
+    });
+    // Where some tests are named, the others are not asked for.
+    let lean = if extra.is_empty() { lean::check() } else { Ok(()) };
+    let error = match (tested, lean) {
+        (Ok(()), Ok(())) => None,
+        (Err(error), Ok(())) | (Ok(()), Err(error)) => Some(format!("{error:#}")),
+        (Err(tests), Err(lean)) => Some(format!("{tests:#}; {lean:#}")),
+    };
+    counts.print(error.as_deref());
+    error.map_or(Ok(()), |error| Err(Told(error).into()))
 }
 
 /// Of all test binaries so far.
@@ -52,11 +53,11 @@ impl Counts {
         self.ignored += count(" ignored").unwrap_or_default();
     }
 
-    fn print(&self, error: Option<&anyhow::Error>) {
+    fn print(&self, error: Option<&str>) {
         let Counts { passed, failed, ignored } = self;
         let mut line = json!({ "passed": passed, "failed": failed, "ignored": ignored });
         if let Some(error) = error {
-            line["error"] = format!("{error:#}").into();
+            line["error"] = error.into();
         }
         println!("{line}");
     }

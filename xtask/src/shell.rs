@@ -92,8 +92,9 @@ pub(crate) fn in_release() -> Result<bool> {
     if !cfg!(debug_assertions) {
         return Ok(false);
     }
-    let mut again = cargo(&["run", "--release", "--quiet", "--package", "xtask", "--"]);
-    again.args(std::env::args_os().skip(1));
+    run(cargo(&["build", "--release", "--quiet", "--package", "xtask"]))?;
+    let mut again = Command::new(target().join("release/xtask"));
+    again.args(std::env::args_os().skip(1)).current_dir(root());
     run(again).map_err(|error| Told(format!("{error:#}")))?; // by its own line
     Ok(true)
 }

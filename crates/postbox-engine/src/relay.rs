@@ -1,6 +1,7 @@
 //! The one loop: claim, lanes, send, settle. It holds the lease as long as it sends, and not a moment shorter.
 //! [`Relay::run`] is the outer loop, one [`Tenure`] per lease the inner one.
 
+mod patience;
 mod tenure;
 
 use crate::planted::{self, Bug};
@@ -25,7 +26,8 @@ pub struct RelayOptions {
     pub bytes_max: usize,
     /// When a failed event is tried again; its pauses are also those of an outage, up to 5 seconds.
     pub retry: Retry,
-    /// After this long without an outcome a send is given up as unknown; twice as long each time in a row, up to 16 times.
+    /// After this long without an outcome a send is given up as unknown. Each time doubles it for the sends after that, up to
+    /// 16 times as long, until nothing was slow for that while.
     pub send_timeout: Duration,
     /// After a stop signal, how long sends in flight may take before they are given up.
     pub drain_timeout: Duration,

@@ -149,15 +149,11 @@ impl Route {
         })
     }
 
-    /// What topics that depend on the event have between their placeholders, likewise.
-    pub fn topic_parts(&self) -> impl Iterator<Item = &str> {
-        let parts = self.rules.iter().filter_map(|rule| match &rule.topic {
+    /// What each topic that depends on the event has in any case: its text without the placeholders. For the same checks.
+    pub fn topic_texts(&self) -> impl Iterator<Item = String> {
+        self.rules.iter().filter_map(|rule| match &rule.topic {
             Topic::Fixed(_) => None,
-            Topic::Template { parts } => Some(parts),
-        });
-        parts.flatten().filter_map(|part| match part {
-            Part::Text(text) => Some(&**text),
-            Part::AggregateType | Part::EventType | Part::Destination => None,
+            Topic::Template { parts } => Some(parts.iter().filter_map(Part::fixed).collect()),
         })
     }
 
@@ -276,6 +272,13 @@ enum Part {
 }
 
 impl Part {
+    fn fixed(&self) -> Option<&str> {
+        match self {
+            Part::Text(text) => Some(text),
+            Part::AggregateType | Part::EventType | Part::Destination => None,
+        }
+    }
+
     fn text(&self) -> &str {
         match self {
             Part::Text(text) => text,

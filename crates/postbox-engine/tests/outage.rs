@@ -100,6 +100,8 @@ enum Trouble {
     Slow(Duration),
     /// Each send takes so long.
     Sluggish(Duration),
+    /// A send with an event that is a multiple of this takes so long.
+    Mixed(u64, Duration),
 }
 
 impl Sink for Broker {
@@ -116,6 +118,14 @@ impl Sink for Broker {
             Trouble::Sluggish(time) => {
                 self.sends.fetch_add(1, Relaxed);
                 sleep(time).await;
+                false
+            }
+            Trouble::Mixed(each, time) => {
+                let id = |message: &Message| u64::try_from(message.event.id()).unwrap();
+                if batch.iter().any(|message| id(message).is_multiple_of(each)) {
+                    self.sends.fetch_add(1, Relaxed);
+                    sleep(time).await;
+                }
                 false
             }
             Trouble::Away => {
@@ -207,6 +217,28 @@ async fn case_k2_a_destination_slower_than_the_send_timeout_is_given_more_time()
         assert_eq!((counted.retried, counted.dead, counted.tenures), (0, 0, 1));
         relay.relay.abort();
     }
+}
+
+/// Sixteen times as long, not longer: it may never come.
+#[tokio::test(start_paused = true)]
+async fn a_destination_that_takes_longer_than_the_longest_send_is_an_outage() {
+    let relay = Running::start(RATE, 50, Trouble::Sluggish(Duration::from_secs(481)));
+    sleep(Duration::from_secs(5_000)).await;
+    assert_eq!(relay.passed(), 0);
+    assert!(relay.counters.snapshot().outages >= 9);
+    relay.relay.abort();
+}
+
+/// Four slow batches, minutes apart, among quick ones.
+#[tokio::test(start_paused = true)]
+async fn case_k2_what_is_slow_among_what_is_quick_gets_its_time() {
+    let relay = Running::start(RATE, u64::MAX, Trouble::Mixed(30_000, Duration::from_secs(100)));
+    sleep(OUTAGE).await;
+    let (passed, slow) = (relay.passed(), relay.sink.sends.load(Relaxed));
+    assert!(passed > 120_000, "{passed} passed");
+    // The first is given 30 and 60 s in vain; from then on each needs one send.
+    assert_eq!(slow - passed / 30_000, 2, "{slow} slow sends");
+    relay.stop().await;
 }
 
 /// Each event has a key of its own: nothing but the cursor waits for the slow batch.

@@ -129,7 +129,7 @@ pub(crate) fn destination(name: &str, stream: &StreamSection) -> Result<(AnySink
     let sink = postbox_sinks::build(&stream.sink_config(name)?);
     let sink = sink.map_err(|error| wrong(format!(": {}", with_causes(&error))))?;
     let unusable = route.fixed_topics().find_map(|topic| sink.unusable(topic));
-    let unusable = unusable.or_else(|| route.topic_parts().find_map(|text| sink.unusable_part(text)));
+    let unusable = unusable.or_else(|| route.topic_texts().find_map(|text| sink.unusable_part(&text)));
     match unusable {
         None => Ok((sink, route)),
         Some(why) => Err(wrong(format!(".routes: {why}"))),

@@ -3,7 +3,9 @@
 use crate::failure::Failure;
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 const CLEAR: &str = "\r\x1b[2K";
 
@@ -19,9 +21,10 @@ impl Screen {
     pub(crate) fn new() -> Result<Screen, Failure> {
         let screen = Screen::default();
         let writer = screen.clone();
-        let log = tracing_subscriber::fmt().with_env_filter(log_filter()?).with_target(false).with_ansi(is_terminal());
+        let lines = tracing_subscriber::fmt::layer().with_target(false).with_ansi(is_terminal());
+        let lines = lines.with_writer(move || writer.clone());
         // A second call in one process (tests) keeps the first log.
-        let _ = log.with_writer(move || writer.clone()).try_init();
+        let _ = tracing_subscriber::registry().with(lines).with(log_filter()?).try_init();
         Ok(screen)
     }
 
@@ -51,15 +54,16 @@ impl Screen {
     }
 }
 
-/// What goes into the log: `RUST_LOG` chooses it, `info` and above by default.
+/// What goes into the log: `RUST_LOG` chooses it by level and target, `info` and above by default. (Choosing by spans and
+/// fields would need an engine of regular expressions, which nobody would use and every build would make.)
 ///
 /// # Errors
 /// `RUST_LOG` cannot be read.
-pub(crate) fn log_filter() -> Result<EnvFilter, Failure> {
+pub(crate) fn log_filter() -> Result<Targets, Failure> {
     let wrong = |why: String| Failure::usage(format!("environment variable RUST_LOG: {why}")).remedy("RUST_LOG=info");
     let text = std::env::var_os("RUST_LOG").filter(|text| !text.is_empty()).unwrap_or_else(|| "info".into());
     let text = text.into_string().map_err(|_| wrong("its value is not UTF-8".into()))?;
-    EnvFilter::try_new(text).map_err(|error| wrong(error.to_string()))
+    text.parse::<Targets>().map_err(|error| wrong(error.to_string()))
 }
 
 pub(crate) fn is_terminal() -> bool {

@@ -144,7 +144,7 @@ impl AnySink {
             #[cfg(feature = "kafka")]
             AnySink::Kafka(sink) => sink.check_topics(destinations).await,
             #[cfg(feature = "webhook")]
-            AnySink::Webhook(_) => Ok(Vec::new()), // what a URL names is asked by the first event
+            AnySink::Webhook(sink) => Ok(sink.check_urls(destinations).await),
             AnySink::Stdout(_) => {
                 let _ = destinations; // unused where there is no Kafka
                 Ok(Vec::new())

@@ -124,6 +124,26 @@ impl WebhookSink {
         self.url.clone().ok_or_else(none)
     }
 
+    /// What is wrong with destinations that are known before any event is, beside the sink's own `url`.
+    pub async fn check_urls(&self, destinations: &[&str]) -> Vec<String> {
+        let mut wrong = Vec::new();
+        for destination in destinations {
+            match self.target(destination) {
+                Ok(url) if Some(&url) == self.url.as_ref() => {} // asked by `check`
+                Ok(url) => wrong.extend(self.ask(&url).await.err().map(|error| error.message)),
+                Err(why) => wrong.push(why),
+            }
+        }
+        wrong
+    }
+
+    /// Asks the receiver for its options, which by HTTP's definition changes nothing there, over the very client that
+    /// events take: names, refused addresses, TLS. Any answer will do.
+    async fn ask(&self, url: &Url) -> Result<(), SendError> {
+        let asked = self.client.request(Method::OPTIONS, url.clone()).send().await;
+        asked.map(drop).map_err(|error| answer::Place::of(url).no_answer(&error))
+    }
+
     async fn post(&self, message: &Message) -> Result<(), SendError> {
         let url = self.target(&message.destination).map_err(|why| SendError::new(SendErrorKind::Failed, why))?;
         let place = answer::Place::of(&url);
@@ -153,12 +173,11 @@ impl Sink for WebhookSink {
         outcomes
     }
 
-    /// Asks the receiver for its options, which by HTTP's definition changes nothing there, over the very client that
-    /// events take: names, refused addresses, TLS. Any answer will do.
     async fn check(&self) -> Result<(), SendError> {
-        let Some(url) = &self.url else { return Ok(()) };
-        let asked = self.client.request(Method::OPTIONS, url.clone()).send().await;
-        asked.map(drop).map_err(|error| answer::Place::of(url).no_answer(&error))
+        match &self.url {
+            Some(url) => self.ask(url).await,
+            None => Ok(()),
+        }
     }
 }
 

@@ -215,5 +215,5 @@ planted::planted! {
     success_while_down: SuccessWhileDown is caught by an_outage_is_never_success_and_loses_nothing as "nobody is there"
     blame_while_down: BlamesWhileDown is caught by an_outage_is_never_success_and_loses_nothing as "not the event's fault"
     a_missing_topic_taken_for_an_outage: MissingIsOutage is caught by a_missing_destination_concerns_its_messages_only as "Unavailable"
-    a_check_that_sends: CheckSends is caught by a_check_sends_nothing as "a check sent something"
+    a_check_that_sends: CheckSends is caught by a_check_sends_no_message as "a check sent a message"
 }

@@ -52,7 +52,7 @@ pub(super) async fn run(scale: Scale) -> Result<()> {
         let (relay_now, database_now) = cpu_us()?;
         relay_cpu.push((relay_now - relay_us) as f64 / seconds / 10_000.0);
         database_cpu.push((database_now - database_us) as f64 / seconds / 10_000.0);
-        statements.push((self::calls(&client).await? - calls - 1) as f64 / seconds); // less our own
+        statements.push((self::calls(&client).await?.saturating_sub(calls + 1)) as f64 / seconds); // less our own
         eprintln!(
             "silence {}/{rounds}: relay {:.2} % of a core, database {:.2} %, {:.1} statements/s",
             n + 1,

@@ -1,5 +1,6 @@
 //! One tenure of the lease: everything in hand belongs to it and is forgotten with it.
 
+use super::patience::Patience;
 use super::{Relay, Stopped, TELL_MAX};
 use crate::message::uuid_text;
 use crate::planted::{self, Bug};
@@ -25,10 +26,6 @@ pub(super) enum End {
     Lost(SourceError),
 }
 
-/// A destination that is slower than `send_timeout` would be sent the same for ever: each time-out in a row doubles it, up
-/// to this power of two.
-const TIMEOUT_DOUBLINGS: u32 = 4;
-
 /// A batch that came back: which, when it went, and one result per message that was sent, or the time that it was given.
 type Sent = (Batch, Instant, Result<Vec<Result<(), SendError>>, Duration>);
 type Waiting<T> = Option<Pin<Box<dyn Future<Output = T> + Send>>>;
@@ -51,8 +48,7 @@ pub(super) struct Tenure<'a, S, K> {
     renew_at: Instant,
     /// Outages of the destination in a row; while there are any, one batch at a time probes it.
     outages: u32,
-    /// Time-outs of ours since a send was answered in good time.
-    timeouts: u32,
+    patience: Patience,
     paused_until: Option<Instant>,
     draining: Option<Instant>,
 }
@@ -77,7 +73,7 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
             send_until: now,
             renew_at: now,
             outages: 0,
-            timeouts: 0,
+            patience: Patience::new(relay.options.send_timeout),
             paused_until: None,
             draining: None,
         };
@@ -211,7 +207,7 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
             return;
         }
         Counters::add(&self.relay.counters.sends, 1);
-        let timeout = self.relay.options.send_timeout * (1 << self.timeouts.min(TIMEOUT_DOUBLINGS));
+        let timeout = self.patience.timeout();
         let sink = self.relay.sink.clone();
         let sent = Instant::now();
         let mut send: Pin<Box<dyn Future<Output = Sent> + Send>> = Box::pin(async move {
@@ -227,8 +223,8 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
 
     fn complete(&mut self, (batch, sent, results): Sent) {
         self.sent = self.sent.max(sent);
-        let timed_out = results.is_err();
         let results = results.unwrap_or_else(|timeout| {
+            self.patience.timed_out(timeout);
             let unknown =
                 SendError::new(SendErrorKind::Unknown, format!("no outcome within the send timeout, {timeout:?}"));
             batch.events.iter().map(|_| Err(unknown.clone())).collect()
@@ -256,14 +252,9 @@ impl<'a, S: Source, K: Sink> Tenure<'a, S, K> {
         }
         self.lanes.complete(&batch, outcomes);
         match outage {
-            Some(error) => {
-                self.timeouts += u32::from(timed_out && self.paused_until.is_none());
-                self.pause(&error);
-            }
+            Some(error) => self.pause(&error),
             None if answered => {
-                if sent.elapsed() < self.relay.options.send_timeout / 2 {
-                    self.timeouts = 0;
-                }
+                self.patience.answered(sent.elapsed());
                 if self.outages > 0 {
                     self.outages = 0;
                     self.relay.source.trouble(None);

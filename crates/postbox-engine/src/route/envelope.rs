@@ -40,9 +40,14 @@ impl<'a> Texts<'a> {
 
 /// The event's fields as headers, but only those that say something: each header costs at the broker.
 pub(super) fn plain(event: &Event, texts: &Texts<'_>, replay: bool) -> Built<Headers> {
+    plain_and(event, texts, replay, 0)
+}
+
+/// With room for so many bytes more.
+fn plain_and(event: &Event, texts: &Texts<'_>, replay: bool, more: usize) -> Built<Headers> {
     let seq = event.aggregate_seq();
     let odd = texts.media_type != JSON || event.schema_version() != 1 || seq.is_some() || replay;
-    let mut headers = texts.buffer(if odd { 256 + texts.media_type.len() } else { 128 });
+    let mut headers = texts.buffer(more + if odd { 256 + texts.media_type.len() } else { 128 });
     headers.push("event_id", &uuid_text(event.event_id()));
     headers.push("event_type", texts.event_type.as_bytes());
     headers.push("aggregate_type", texts.aggregate_type.as_bytes());
@@ -64,9 +69,9 @@ pub(super) fn plain(event: &Event, texts: &Texts<'_>, replay: bool) -> Built<Hea
 
 /// As Debezium's outbox event router sends an event: its id in the header `id`. What `plain` has stays beside it.
 pub(super) fn debezium(event: &Event, texts: &Texts<'_>, replay: bool) -> Built<Headers> {
-    let mut headers = plain(event, texts, replay)?;
-    if headers.get("id").is_some() {
-        return Err(RouteError::BadHeaders("the name \"id\" is postbox's own under envelope = \"debezium\"".into()));
+    let mut headers = plain_and(event, texts, replay, 48)?;
+    if let Some((own, _)) = headers.iter().find(|(name, _)| name.eq_ignore_ascii_case("id")) {
+        return Err(RouteError::BadHeaders(format!("the name {own:?} is postbox's own under envelope = \"debezium\"")));
     }
     headers.push("id", &uuid_text(event.event_id()));
     Ok(headers)

@@ -192,6 +192,24 @@ fn debeziums_form_has_the_id_where_its_consumers_look() {
 }
 
 #[test]
+fn a_second_id_is_refused_in_debeziums_form_however_it_is_written() {
+    for name in ["id", "ID", "Id"] {
+        let headers = format!(r#"{{"{name}":"mine"}}"#);
+        let event = Event::new(&EventParts { headers: &headers, ..parts() });
+        let route = Route::new(vec![Rule { envelope: Envelope::Debezium, ..rule(None, None, "t") }]).unwrap();
+        let error = route.message(&event, false).unwrap_err().to_string();
+        assert!(error.contains(&format!("{name:?} is postbox's own under envelope")), "{error}");
+    }
+}
+
+#[test]
+fn what_topics_have_in_any_case() {
+    let route =
+        Route::new(["t", "shop.{aggregate_type}-{event_type}.v1", "{destination}"].map(|t| rule(None, None, t)).into());
+    assert_eq!(route.unwrap().topic_texts().collect::<Vec<_>>(), ["shop.-.v1", ""]);
+}
+
+#[test]
 fn cloudevents_binary_has_its_attributes_as_headers() {
     let event = EventParts {
         aggregate_seq: Some(3),

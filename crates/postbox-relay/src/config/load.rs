@@ -195,7 +195,12 @@ pub(crate) fn check(config: &Config) -> Result<(), ConfigError> {
 
 /// Names are keys in the database, and stand in logs.
 fn named(what: &str, name: &str) -> Result<(), ConfigError> {
-    if name.trim().is_empty() || name.contains(char::is_control) {
+    // What shows nothing, or another order than it has: zero-width and directional marks, the byte order mark.
+    let hidden = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+    };
+    if name.trim().is_empty() || name.contains(hidden) {
         return Err(wrong(format!("{what} is {name:?}"), "give it one that can be seen"));
     }
     Ok(())

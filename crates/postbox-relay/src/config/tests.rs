@@ -191,7 +191,13 @@ fn wrong_values_are_named_with_their_place() {
 
 #[test]
 fn names_can_be_seen() {
-    for text in ["[relay]\nname = \"\"", "[relay]\nname = \" \"", "[stream.\"\"]", "[stream.\"a\\u0000\"]"] {
+    for text in [
+        "[relay]\nname = \"\"",
+        "[relay]\nname = \" \"",
+        "[stream.\"\"]",
+        "[stream.\"a\\u0000\"]",
+        "[stream.\"\\u200B\"]",
+    ] {
         let said = super::load::check(&read(text, &[]).unwrap()).unwrap_err().what;
         assert!(said.starts_with("relay.name is \"") || said.starts_with("the name of a stream is \""), "{said}");
     }

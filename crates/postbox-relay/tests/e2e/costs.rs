@@ -78,6 +78,48 @@ fn case_d3_draining_writes_little_wal_and_leaves_no_dead_row_in_the_log(version:
     assert_eq!(count("n_tup_ins", "LIKE 'outbox%'"), EVENTS as i64 + 1);
 }
 
+const BULK_EVENTS: usize = 20_000;
+/// A hundred events a transaction.
+const BULK: &str = "DO $$ BEGIN FOR i IN 1..200 LOOP
+  INSERT INTO postbox.outbox (aggregate_type, aggregate_id, event_type, payload)
+  SELECT 'order', (g % 300)::text, 'order.placed', json_build_object('n', g, 'pad', repeat('x', 300)) FROM generate_series(1, 100) g;
+  COMMIT; END LOOP; END $$";
+
+/// Pages that were looked at in postbox's tables and their indexes, when nobody is connected who could still count.
+fn pages(server: &Postgres, database: &str) -> i64 {
+    let others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
+    until("all connections have ended", || number(server, database, others) == 0);
+    let sql = "SELECT sum(heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit)::bigint \
+               FROM pg_statio_user_tables WHERE schemaname = 'postbox'";
+    number(server, database, sql)
+}
+
+/// What speed depends on, counted: a drain looks at as many pages for each event, whether few or many wait, and
+/// whatever is kept of what was published before.
+fn draining_costs_no_more_behind_a_large_backlog_or_many_retained_rows(version: PgVersion) {
+    let server = quiet_server(version);
+    let (folder, database) = migrated(&server);
+    let drain = |writes: usize| {
+        (0..writes).for_each(|_| drop(server.execute(&database, BULK).unwrap()));
+        server.execute(&database, "VACUUM ANALYZE").unwrap();
+        let before = pages(&server, &database);
+        let relay = folder.leading_relay();
+        relay.stdout.wait_until(|lines| lines.len() >= writes * BULK_EVENTS);
+        relay.stop();
+        (pages(&server, &database) - before) as f64 / (writes * BULK_EVENTS) as f64
+    };
+    let few = drain(1);
+    let (many, retained) = (drain(4), drain(1));
+    println!(
+        "pages for each event: {few:.3}, of four times as many {many:.3}, behind five times as many {retained:.3}"
+    );
+    // A page has sixteen events, so 0.06 is the least, and twice that where a window is read in two parts; with the indexes'
+    // pages 0.16 at most. To look at all that is retained would be 0.3 more.
+    for pages in [few, many, retained] {
+        assert!((0.06..0.25).contains(&pages), "{pages} pages for each event");
+    }
+}
+
 /// The window in which an idle relay's statements are counted, by the server's clock, from this long after it began.
 const AFTER_MS: u64 = 4_000;
 const WINDOW_MS: u64 = 20_000;
@@ -130,5 +172,6 @@ macro_rules! on_all_versions {
 }
 on_all_versions! {
     case_d3_draining_writes_little_wal_and_leaves_no_dead_row_in_the_log
+    draining_costs_no_more_behind_a_large_backlog_or_many_retained_rows
     case_d3_an_idle_relay_makes_at_most_five_statements_a_second
 }

@@ -3,6 +3,8 @@
 
 mod learn;
 
+pub(super) use learn::Patience;
+
 use super::answer::{Also, Place};
 use super::batch::{Batches, Ticket};
 use super::config::{Batching, LINGER_MS};
@@ -242,18 +244,25 @@ impl Session {
     /// # Errors
     /// No broker answers; the session has ended then.
     pub(super) async fn metadata(&self) -> Result<Metadata, SendError> {
-        self.ask(|producer| producer.client().fetch_metadata(None, OUTAGE)).await
+        self.ask(|producer, timeout| producer.client().fetch_metadata(None, timeout)).await
     }
 
     async fn ask<T: Send + 'static>(
         &self,
-        question: impl FnOnce(&Client) -> KafkaResult<T> + Send + 'static,
+        question: impl FnOnce(&Client, Duration) -> KafkaResult<T> + Send + 'static,
     ) -> Result<T, SendError> {
-        let producer = self.producer.clone();
-        let answer = tokio::task::spawn_blocking(move || question(&producer))
+        let (producer, began) = (self.producer.clone(), Instant::now());
+        let timeout = self.shared.topics.patience.timeout();
+        let answer = tokio::task::spawn_blocking(move || question(&producer, timeout))
             .await
             .map_err(|e| e.to_string())
             .and_then(|m| m.map_err(|e| e.to_string()));
+        let connected = lock(&self.shared.trouble).0.is_none();
+        match &answer {
+            Ok(_) => self.shared.topics.patience.answered(began.elapsed()),
+            Err(_) if connected => self.shared.topics.patience.timed_out(timeout),
+            Err(_) => {}
+        }
         answer.map_err(|error| {
             let last = lock(&self.shared.trouble).1.clone();
             let why = self.shared.place.unreachable(if last.is_empty() { &error } else { &last });

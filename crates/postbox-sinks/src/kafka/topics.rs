@@ -1,6 +1,7 @@
 //! Which topics can be sent to, as far as brokers have told. A topic that cannot is its events' fault, not the
 //! stream's: they are answered for here, and the others flow.
 
+use super::session::Patience;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,7 +12,10 @@ const REFUSAL: Duration = Duration::from_secs(5);
 const TOPICS_MAX: usize = 10_000;
 
 #[derive(Default)]
-pub(super) struct Topics(Mutex<HashMap<Arc<str>, State>>);
+pub(super) struct Topics {
+    known: Mutex<HashMap<Arc<str>, State>>,
+    pub(super) patience: Patience,
+}
 
 #[derive(Clone)]
 enum State {
@@ -33,7 +37,7 @@ pub(super) enum Known {
 
 impl Topics {
     fn lock(&self) -> MutexGuard<'_, HashMap<Arc<str>, State>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn look(&self, topic: &str) -> Known {

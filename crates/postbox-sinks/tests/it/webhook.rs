@@ -394,15 +394,19 @@ async fn case_t1_certificates_are_verified() {
     };
     let good = tls_receiver(certificate(ours.path(), "localhost", 10));
     within(sink(&good).check()).await.unwrap();
+    let other = format!("https://localhost:{}/other", good.port);
+    assert!(within(sink(&good).check_urls(&[&other, "orders"])).await.is_empty());
     post(&sink(&good)).await.unwrap();
     let lines: Vec<String> = good.requests().iter().map(|request| request.line.clone()).collect();
-    assert_eq!(lines, ["OPTIONS / HTTP/1.1", "POST / HTTP/1.1"]);
+    assert_eq!(lines, ["OPTIONS / HTTP/1.1", "OPTIONS /other HTTP/1.1", "POST / HTTP/1.1"]);
     for (receiver, says) in [
         (tls_receiver(certificate(ours.path(), "elsewhere", 10)), "not valid for name"),
         (tls_receiver(certificate(theirs.path(), "localhost", 10)), "invalid peer certificate: BadSignature"),
         (tls_receiver(certificate(ours.path(), "localhost", -1)), "invalid peer certificate: Expired"),
     ] {
-        let sink = sink(&receiver);
+        let (sink, url) = (sink(&receiver), format!("https://localhost:{}/other", receiver.port));
+        let wrong = within(sink.check_urls(&[&url, "orders"])).await;
+        assert!(wrong.len() == 1 && wrong[0].contains(says), "{wrong:?}");
         for error in [refusal(&sink).await, within(sink.check()).await.unwrap_err()] {
             assert_eq!((error.kind, receiver.count()), (SendErrorKind::Unavailable, 0), "{error}");
             assert!(error.message.contains(says), "{error}");

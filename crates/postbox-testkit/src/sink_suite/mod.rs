@@ -87,7 +87,7 @@ macro_rules! sink_suite {
             long_and_odd_keys_arrive
             too_large_a_message_is_rejected_alone
             a_missing_destination_concerns_its_messages_only
-            a_check_sends_nothing
+            a_check_sends_no_message
             an_outage_is_never_success_and_loses_nothing
             a_dropped_send_acknowledges_nothing
         );

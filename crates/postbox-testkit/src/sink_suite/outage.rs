@@ -7,8 +7,8 @@ use postbox_engine::{SendErrorKind, Sink};
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// A check connects, sends nothing, and finds what is missing where it can.
-pub async fn a_check_sends_nothing<H: Harness>(harness: &H) {
+/// A check connects, sends no message, and finds what is missing where it can.
+pub async fn a_check_sends_no_message<H: Harness>(harness: &H) {
     let destination = harness.destination().await;
     let sink = destination.sink().await;
     for _ in 0..3 {
@@ -25,7 +25,7 @@ pub async fn a_check_sends_nothing<H: Harness>(harness: &H) {
     let sent = messages(&destination.name(), "a1");
     send_well(&sink, &sent).await;
     let all = received(&destination, 1).await;
-    assert_eq!(all.len(), 1, "a check sent something");
+    assert_eq!(all.len(), 1, "a check sent a message");
 }
 
 /// Rules 3 and 8; K1. While the destination is away nothing counts as sent, no message is blamed, and a check says
@@ -33,7 +33,7 @@ pub async fn a_check_sends_nothing<H: Harness>(harness: &H) {
 pub async fn an_outage_is_never_success_and_loses_nothing<H: Harness>(harness: &H) {
     let destination = harness.destination().await;
     if !destination.nature().outage {
-        return a_check_sends_nothing(harness).await; // there is nothing that could be away
+        return a_check_sends_no_message(harness).await; // there is nothing that could be away
     }
     let sink = destination.sink().await;
     let sent = messages(&destination.name(), "a1 b1 c1 a2 b2 a3 a4 b3");

@@ -13,17 +13,41 @@ use std::collections::HashMap;
 use std::ffi::CStr;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// A broker that makes topics by itself makes one when it is asked for the first time, within moments.
 const REQUESTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(100);
 const MOMENTS: Duration = Duration::from_secs(2);
+/// Longer than any request of librdkafka's may take (a minute).
+const DOUBLINGS_MAX: u32 = 4;
 
 /// Whether to ask once more for a topic that is said to be missing. Not where answers take seconds: a call that looks up
 /// for longer than the relay's `send_timeout` is given up, and the next one would begin all over.
 fn may_ask_again(requests: u32, since_the_first: Duration) -> bool {
     requests < REQUESTS && since_the_first < MOMENTS
+}
+
+/// How long an answer is waited for: a thread waits as long, whatever happens meanwhile, so it is five seconds at first. A
+/// broker that is connected and slower gets twice the time with the next session, or there would never be one.
+#[derive(Default)]
+pub(in crate::kafka) struct Patience(AtomicU32);
+
+impl Patience {
+    pub(super) fn timeout(&self) -> Duration {
+        OUTAGE * (1 << self.0.load(Relaxed))
+    }
+    pub(super) fn timed_out(&self, given: Duration) {
+        if given == self.timeout() {
+            self.0.store((self.0.load(Relaxed) + 1).min(DOUBLINGS_MAX), Relaxed);
+        }
+    }
+    pub(super) fn answered(&self, took: Duration) {
+        if took < OUTAGE / 2 {
+            self.0.store(0, Relaxed);
+        }
+    }
 }
 
 impl Session {
@@ -40,7 +64,7 @@ impl Session {
         let (began, mut requests) = (Instant::now(), 0);
         while !open.is_empty() {
             let names: Vec<Arc<str>> = open.keys().cloned().collect();
-            let answers = self.ask(move |producer| look_up(producer, &names)).await?;
+            let answers = self.ask(move |producer, timeout| look_up(producer, &names, timeout)).await?;
             requests += 1;
             let again = may_ask_again(requests, began.elapsed());
             open.retain(|topic, new| {
@@ -82,16 +106,17 @@ impl Session {
 /// if it is connected to one of them then, or else half a second later. The first answer comes from the address in the
 /// configuration, and that connection ends with it; the second comes from a broker.
 pub(super) fn greet(producer: &Client) {
-    let _ = look_up(producer, &[]).and_then(|_| look_up(producer, &[])); // `send` will say what is wrong
+    let ask = || look_up(producer, &[], OUTAGE);
+    let _ = ask().and_then(|_| ask()); // `send` will say what is wrong
 }
 
 /// What brokers say of these topics, and of others that the producer knows. The crate rdkafka asks for one or for all.
 /// That all are listed would not do: brokers make no topic then, and are silent about one that we may not write to.
 #[allow(unsafe_code)] // see above
-fn look_up(producer: &Client, names: &[Arc<str>]) -> KafkaResult<HashMap<String, Option<Code>>> {
+fn look_up(producer: &Client, names: &[Arc<str>], timeout: Duration) -> KafkaResult<HashMap<String, Option<Code>>> {
     // The request is for every topic that the producer knows; it knows these for as long as they live.
     let known: Vec<_> = names.iter().filter_map(|name| produce::Topic::new(producer, name).ok()).collect();
-    let timeout = i32::try_from(OUTAGE.as_millis()).unwrap_or(i32::MAX);
+    let timeout = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
     let mut answer = null();
     // SAFETY: the producer lives as long as its borrow. An answer without error is a list of so many topics with names
     // that end in zero; it is ours until it is given back, after everything was copied.
@@ -125,6 +150,21 @@ mod tests {
             (requests, elapsed) = (requests + 1, elapsed + PAUSE + answer);
         }
         elapsed
+    }
+
+    #[test]
+    fn answers_are_waited_for_twice_as_long_after_each_that_did_not_come() {
+        let patience = Patience::default();
+        let mut given = [Duration::ZERO; 6];
+        for given in &mut given {
+            *given = patience.timeout();
+            patience.timed_out(*given);
+            patience.timed_out(*given); // another one that was asked meanwhile
+            patience.answered(OUTAGE); // slow, but in time
+        }
+        assert_eq!(given.map(|given| given.as_secs()), [5, 10, 20, 40, 80, 80]);
+        patience.answered(Duration::from_secs(1));
+        assert_eq!(patience.timeout(), OUTAGE);
     }
 
     #[test]
