@@ -184,6 +184,9 @@ mod webhook {
         }
         async fn down(&self) {
             self.0.lock().unwrap().down();
+            // What goes out on a connection in the moment of its end has no answer and costs an attempt, as `broken` ones
+            // do: the sink's idle connections learn of their end first.
+            step().await;
         }
         async fn up(&self) {
             self.0.lock().unwrap().up();
