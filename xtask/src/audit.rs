@@ -32,7 +32,7 @@ pub(crate) struct Audit {
     /// First deliveries after that of a later event of the same key.
     pub(crate) reordered: u64,
     /// Two events with one key and sequence, so one of them was never committed.
-    pub(crate) foreign: u64,
+    foreign: u64,
 }
 
 impl Audit {
@@ -65,14 +65,25 @@ impl Audit {
         self.keys.get(key as usize).and_then(|(ids, _)| ids.get(seq as usize)).copied().unwrap_or(0)
     }
 
-    /// How many events of the truth were never delivered. An event id of 0 in the truth means: any.
-    pub(crate) fn lost(&self, truth: impl Iterator<Item = Seen>) -> u64 {
-        let lost = |event: &Seen| match self.id(event.key, event.seq) {
-            0 => true,
-            id => event.event_id != 0 && id != event.event_id,
-        };
-        truth.filter(lost).count() as u64
+    /// How many events of the truth were never delivered, and how many were that are not in it. An event id of 0 in the
+    /// truth means: any.
+    pub(crate) fn against(&self, truth: impl Iterator<Item = Seen>) -> Wrong {
+        let (mut lost, mut arrived) = (0, 0);
+        for event in truth {
+            let id = self.id(event.key, event.seq);
+            let came = id != 0 && (event.event_id == 0 || id == event.event_id);
+            *(if came { &mut arrived } else { &mut lost }) += 1;
+        }
+        Wrong { lost, foreign: self.foreign + self.delivered - arrived }
     }
+}
+
+/// How the deliveries differ from what was committed.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Wrong {
+    pub(crate) lost: u64,
+    /// Delivered, and never committed.
+    pub(crate) foreign: u64,
 }
 
 /// How often the listener looks whether it shall finish.
@@ -217,7 +228,7 @@ mod tests {
     fn a_clean_run_counts_nothing() {
         let audit = audit(&[(1, 1), (2, 1), (1, 2), (1, 3)]);
         assert_eq!((audit.delivered, audit.duplicated, audit.reordered, audit.foreign), (4, 0, 0, 0));
-        assert_eq!(audit.lost(truth(&[(1, 1), (1, 2), (1, 3), (2, 1)])), 0);
+        assert_eq!(audit.against(truth(&[(1, 1), (1, 2), (1, 3), (2, 1)])), Wrong { lost: 0, foreign: 0 });
     }
 
     #[test]
@@ -235,7 +246,8 @@ mod tests {
     #[test]
     fn a_missing_event_is_lost() {
         let audit = audit(&[(1, 1), (1, 3)]);
-        assert_eq!((audit.reordered, audit.lost(truth(&[(1, 1), (1, 2), (1, 3), (2, 1)]))), (0, 2));
+        let wrong = audit.against(truth(&[(1, 1), (1, 2), (1, 3), (2, 1)]));
+        assert_eq!((audit.reordered, wrong), (0, Wrong { lost: 2, foreign: 0 }));
     }
 
     #[test]
@@ -243,6 +255,12 @@ mod tests {
         let mut audit = audit(&[(1, 1)]);
         audit.take(Seen { key: 1, seq: 1, event_id: 7 });
         assert_eq!((audit.duplicated, audit.foreign), (0, 1));
-        assert_eq!(audit.lost([Seen { key: 1, seq: 1, event_id: 7 }].into_iter()), 1, "the committed one never came");
+        let committed = || [Seen { key: 1, seq: 1, event_id: 7 }].into_iter();
+        assert_eq!(audit.against(committed()).lost, 1, "the committed one never came");
+        let mut last = Audit::default();
+        for (seq, event_id) in [(1, 7), (2, 8)] {
+            last.take(Seen { key: 1, seq, event_id });
+        }
+        assert_eq!(last.against(committed()), Wrong { lost: 0, foreign: 1 }, "the last of its key");
     }
 }

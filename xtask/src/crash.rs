@@ -2,7 +2,7 @@
 //! truth is a journal that each transaction writes beside its events; a consumer says what of it arrived, in order.
 //! Moments and transactions come from a seed: a run can be repeated as far as the machine's own timing allows.
 
-use crate::audit::{Audit, Listener, Seen};
+use crate::audit::{Audit, Listener, Seen, Wrong};
 use crate::relay::Relay;
 use crate::world::{Setup, World, connect};
 use crate::{Told, load, shell};
@@ -59,7 +59,7 @@ async fn run_all(kills: u64, seed: u64) -> Result<()> {
         relay.stop()?;
     }
     let audit = listener.finish()?;
-    let lost = audit.lost(journal.into_iter());
+    let Wrong { lost, foreign } = audit.against(journal.into_iter());
     let possible = of_owner * repeated_max(EVENTS_MAX) as u64;
     let Audit { delivered, reordered, duplicated, .. } = audit;
     eprintln!(
@@ -68,8 +68,7 @@ async fn run_all(kills: u64, seed: u64) -> Result<()> {
     println!(
         "{{\"kills\":{kills},\"written\":{written},\"delivered\":{delivered},\"lost\":{lost},\"reordered\":{reordered},\"duplicated\":{duplicated}}}"
     );
-    if lost + audit.reordered + audit.foreign > 0 {
-        let foreign = audit.foreign;
+    if lost + reordered + foreign > 0 {
         let what = format!("{lost} lost, {reordered} reordered, {foreign} delivered that never committed; seed {seed}");
         bail!(Told(what));
     }

@@ -13,7 +13,7 @@ mod shell;
 mod tidy;
 mod world;
 
-use anyhow::Result;
+use anyhow::{Context, Result, anyhow};
 use clap::{Parser, Subcommand};
 use serde_json::json;
 use std::process::ExitCode;
@@ -45,7 +45,7 @@ enum Verb {
     /// Runs the engine under seeded schedules of failure, in virtual time
     Sim {
         /// How many schedules [default: 1000, or the one of --seed]
-        #[arg(long)]
+        #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
         seeds: Option<u64>,
         /// The first seed [default: 0]
         #[arg(long)]
@@ -53,7 +53,7 @@ enum Verb {
     },
     /// Kills real relays, between real PostgreSQL and Kafka, and counts what a consumer receives
     Crash {
-        #[arg(long, default_value_t = 50)]
+        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..))]
         kills: u64,
         /// Of the moments and the transactions; by default another one each time
         #[arg(long)]
@@ -96,7 +96,8 @@ impl std::error::Error for Told {}
 fn main() -> ExitCode {
     let verb = Args::parse().verb;
     let has_a_line = verb.has_a_line();
-    let Err(error) = run(verb) else { return ExitCode::SUCCESS };
+    let result = std::panic::catch_unwind(|| run(verb)).unwrap_or_else(|_| Err(anyhow!("it panicked: see above")));
+    let Err(error) = result else { return ExitCode::SUCCESS };
     if has_a_line && !error.is::<Told>() {
         println!("{}", json!({ "error": format!("{error:#}") }));
     }
@@ -112,7 +113,7 @@ fn run(verb: Verb) -> Result<()> {
         Verb::Test { cargo } => checks::test(&cargo),
         Verb::Sim { seeds, seed } => {
             let (first, count) = (seed.unwrap_or(0), seeds.unwrap_or(if seed.is_some() { 1 } else { 1_000 }));
-            checks::sim(first..first + count)
+            checks::sim(first..first.checked_add(count).context("there are no seeds beyond 2^64")?)
         }
         Verb::Crash { kills, seed } => crash::run(kills, seed.unwrap_or_else(new_seed)),
         Verb::Bench { scenarios, scale } => bench::run(scenarios, scale),

@@ -83,7 +83,8 @@ pub(crate) fn build_without_kafka() -> Result<PathBuf> {
 }
 
 fn target() -> PathBuf {
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
+    let exe = std::env::current_exe().expect("a process has its file");
+    exe.ancestors().nth(2).expect("cargo put it into target/debug or target/release").to_path_buf()
 }
 
 /// What measures or counts for long runs optimised: a debug build starts the release build of itself with the same
@@ -95,6 +96,10 @@ pub(crate) fn in_release() -> Result<bool> {
     run(cargo(&["build", "--release", "--quiet", "--package", "xtask"]))?;
     let mut again = Command::new(target().join("release/xtask"));
     again.args(std::env::args_os().skip(1)).current_dir(root());
-    run(again).map_err(|error| Told(format!("{error:#}")))?; // by its own line
-    Ok(true)
+    let status = again.status().context("cannot start what was built")?;
+    match status.code() {
+        Some(0) => Ok(true),
+        Some(_) => bail!(Told(format!("the release build of it ended with {status}"))), // by its own line
+        None => bail!("the release build of it was killed: {status}"),
+    }
 }

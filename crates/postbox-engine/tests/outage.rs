@@ -229,7 +229,7 @@ async fn a_destination_that_takes_longer_than_the_longest_send_is_an_outage() {
     relay.relay.abort();
 }
 
-/// Four slow batches, minutes apart, among quick ones.
+/// A slow batch every five minutes, among quick ones.
 #[tokio::test(start_paused = true)]
 async fn case_k2_what_is_slow_among_what_is_quick_gets_its_time() {
     let relay = Running::start(RATE, u64::MAX, Trouble::Mixed(30_000, Duration::from_secs(100)));

@@ -54,8 +54,8 @@ impl Screen {
     }
 }
 
-/// What goes into the log: `RUST_LOG` chooses it by level and target, `info` and above by default. (Choosing by spans and
-/// fields would need an engine of regular expressions, which nobody would use and every build would make.)
+/// What goes into the log: `RUST_LOG` chooses it by level and target, `info` and above by default. Spans and fields are
+/// refused: what reads them in full brings an engine of regular expressions into every build.
 ///
 /// # Errors
 /// `RUST_LOG` cannot be read.
@@ -63,7 +63,14 @@ pub(crate) fn log_filter() -> Result<Targets, Failure> {
     let wrong = |why: String| Failure::usage(format!("environment variable RUST_LOG: {why}")).remedy("RUST_LOG=info");
     let text = std::env::var_os("RUST_LOG").filter(|text| !text.is_empty()).unwrap_or_else(|| "info".into());
     let text = text.into_string().map_err(|_| wrong("its value is not UTF-8".into()))?;
-    text.parse::<Targets>().map_err(|error| wrong(error.to_string()))
+    if text.contains('[') {
+        return Err(wrong(format!(
+            "{text:?} chooses by spans or fields; choose by level and target, as in postbox_sinks=debug,info"
+        )));
+    }
+    // An empty part would mean "errors only", and a space would be a part of the target.
+    let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+    parts.collect::<Vec<_>>().join(",").parse::<Targets>().map_err(|error| wrong(error.to_string()))
 }
 
 pub(crate) fn is_terminal() -> bool {

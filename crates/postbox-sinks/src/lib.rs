@@ -135,7 +135,7 @@ impl AnySink {
     }
 
     /// What is missing of destinations that are known before any event is: one text each, with the command that
-    /// mends it. Sends nothing.
+    /// mends it. Sends no message.
     ///
     /// # Errors
     /// The destination cannot be asked.

@@ -14,6 +14,7 @@ use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use secrecy::SecretString;
 use serde::Deserialize;
 use sign::Signer;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -126,8 +127,8 @@ impl WebhookSink {
 
     /// What is wrong with destinations that are known before any event is, beside the sink's own `url`.
     pub async fn check_urls(&self, destinations: &[&str]) -> Vec<String> {
-        let mut wrong = Vec::new();
-        for destination in destinations {
+        let (mut wrong, once) = (Vec::new(), BTreeSet::from_iter(destinations));
+        for destination in once {
             match self.target(destination) {
                 Ok(url) if Some(&url) == self.url.as_ref() => {} // asked by `check`
                 Ok(url) => wrong.extend(self.ask(&url).await.err().map(|error| error.message)),

@@ -7,6 +7,7 @@ use crate::load;
 use crate::world::{Setup, World};
 use anyhow::Result;
 use serde_json::{Map, json};
+use std::time::Duration;
 use tokio_postgres::Client;
 
 pub(super) async fn run(scale: Scale) -> Result<()> {
@@ -23,6 +24,9 @@ pub(super) async fn run(scale: Scale) -> Result<()> {
     client.batch_execute("CHECKPOINT; SELECT pg_stat_statements_reset()").await?;
     let filled = lsn(&client).await?;
     let drained = drain::drain(&world, 1, events)?;
+    while client.query_one(OTHERS, &[]).await?.get::<_, i64>(0) > 0 {
+        tokio::time::sleep(Duration::from_millis(20)).await; // a connection tells its counts when it has ended
+    }
     let wal = lsn(&client).await? - filled;
     let statements = client.query_one(STATEMENTS, &[]).await?;
     let (calls, relay_wal): (i64, i64) = (statements.get(0), statements.get(1));
@@ -51,7 +55,9 @@ pub(super) async fn run(scale: Scale) -> Result<()> {
 
 /// Without what the harness itself asks.
 const STATEMENTS: &str = "SELECT sum(calls)::bigint, sum(wal_bytes)::bigint FROM pg_stat_statements
-    WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database()) AND query !~ 'pg_stat|pg_current_wal_lsn'";
+    WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database()) AND query !~ 'pg_stat|pg_current_wal_insert_lsn'";
+
+const OTHERS: &str = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'postbox%'";
 
 const TABLES: &str =
     "SELECT CASE WHEN relname LIKE 'outbox%' THEN 'outbox' ELSE relname::text END, sum(n_dead_tup)::bigint,
@@ -59,5 +65,5 @@ const TABLES: &str =
     FROM pg_stat_user_tables WHERE schemaname = 'postbox' GROUP BY 1 ORDER BY 1";
 
 async fn lsn(client: &Client) -> Result<i64> {
-    Ok(client.query_one("SELECT (pg_current_wal_lsn() - '0/0')::bigint", &[]).await?.get(0))
+    Ok(client.query_one("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint", &[]).await?.get(0))
 }

@@ -8,7 +8,7 @@ mod latency;
 mod sustained;
 mod writers;
 
-use crate::audit::{Audit, Seen};
+use crate::audit::{Audit, Seen, Wrong};
 use crate::world::World;
 use crate::{Told, shell};
 use anyhow::{Result, bail, ensure};
@@ -136,9 +136,10 @@ async fn report(
     audit: &Audit,
     truth: impl Iterator<Item = Seen>,
 ) -> Result<()> {
-    let lost = audit.lost(truth);
+    let Wrong { lost, foreign } = audit.against(truth);
     let postgres: String = world.connect().await?.query_one("SHOW server_version", &[]).await?.get(0);
-    let commit = shell::output(shell::command("git", &["describe", "--always", "--dirty"]))?;
+    let commit = shell::output(shell::command("git", &["describe", "--always", "--dirty"]));
+    let commit = commit.unwrap_or_else(|_| "unknown".into()); // of a tree without its history
     figures.insert(0, ("scenario", scenario.into()));
     figures.extend([
         ("lost", lost.into()),
@@ -151,9 +152,11 @@ async fn report(
         ("commit", commit.trim().into()),
     ]);
     println!("{}", line(&figures));
-    if lost + audit.reordered + audit.duplicated + audit.foreign > 0 {
+    if lost + audit.reordered + audit.duplicated + foreign > 0 {
         let Audit { reordered, duplicated, .. } = audit;
-        bail!(Told(format!("{scenario} was wrong: {lost} lost, {reordered} reordered, {duplicated} duplicated")));
+        bail!(Told(format!(
+            "{scenario} was wrong: {lost} lost, {reordered} reordered, {duplicated} duplicated, {foreign} never committed"
+        )));
     }
     Ok(())
 }

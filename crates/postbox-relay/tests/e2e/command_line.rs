@@ -167,7 +167,7 @@ fn case_t1_check_warns_once_of_plain_text_that_leaves_this_machine() {
 fn environment_variables_that_cannot_be_read_are_named() {
     use std::os::unix::ffi::OsStrExt;
     let value = std::ffi::OsStr::from_bytes(b"sqlite:\xff.db");
-    for wrong in ["postbox=[".as_ref(), "postbox=loud".as_ref(), value] {
+    for wrong in ["postbox=[".as_ref(), "postbox[a]=debug".as_ref(), "info,postbox=loud".as_ref(), value] {
         let folder = Folder::new().env("RUST_LOG", wrong);
         folder.ended_relay(&[]).failed_with(2, &["RUST_LOG"]);
         let check = folder.run(&["check"]);

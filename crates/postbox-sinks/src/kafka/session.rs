@@ -23,9 +23,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, O
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
 
 /// No broker for this long: the batches in flight are answered for. Long enough for a restart, which then goes
-/// unnoticed; shorter than any `send_timeout`, so that people learn why.
+/// unnoticed; shorter than the usual `send_timeout`, so that people learn why.
 const OUTAGE: Duration = Duration::from_secs(5);
 /// After the session ended, requests on the wire may still be answered for this long.
 const GRACE: Duration = Duration::from_secs(2);
@@ -253,10 +254,10 @@ impl Session {
     ) -> Result<T, SendError> {
         let (producer, began) = (self.producer.clone(), Instant::now());
         let timeout = self.shared.topics.patience.timeout();
-        let answer = tokio::task::spawn_blocking(move || question(&producer, timeout))
-            .await
-            .map_err(|e| e.to_string())
-            .and_then(|m| m.map_err(|e| e.to_string()));
+        // A thread of its own: a runtime that ends would wait for a task that blocks.
+        let (tell, told) = oneshot::channel();
+        std::thread::spawn(move || drop(tell.send(question(&producer, timeout))));
+        let answer = told.await.map_err(|e| e.to_string()).and_then(|m| m.map_err(|e| e.to_string()));
         let connected = lock(&self.shared.trouble).0.is_none();
         match &answer {
             Ok(_) => self.shared.topics.patience.answered(began.elapsed()),

@@ -39,8 +39,10 @@ impl Patience {
         OUTAGE * (1 << self.0.load(Relaxed))
     }
     pub(super) fn timed_out(&self, given: Duration) {
-        if given == self.timeout() {
-            self.0.store((self.0.load(Relaxed) + 1).min(DOUBLINGS_MAX), Relaxed);
+        let doublings = self.0.load(Relaxed);
+        if given == OUTAGE * (1 << doublings) {
+            // Whoever comes second finds another value: one generation doubles it once.
+            let _ = self.0.compare_exchange(doublings, (doublings + 1).min(DOUBLINGS_MAX), Relaxed, Relaxed);
         }
     }
     pub(super) fn answered(&self, took: Duration) {
